@@ -1,0 +1,59 @@
+# `make demo` and `make test` do all their own set-up; they need Linux, Python 3.11 and gcc.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# SGLang wants its own torch and 11 GB, so it has an environment of its own, shared by all clones with the same
+# requirements. EAGLEHS_CACHE moves it; EAGLEHS_SGLANG_PYTHON names one that you already have.
+CACHE            ?= $(or $(EAGLEHS_CACHE),$(HOME)/.cache/eaglehs)
+SGLANG_VERSION   ?= 0.5.23
+SGLANG_HASH      := $(shell cat constraints/sglang.txt | sha256sum | cut -c1-12)
+SGLANG_VENV      := $(CACHE)/sglang-$(SGLANG_VERSION)-$(SGLANG_HASH)
+SGLANG_PYTHON    := $(or $(EAGLEHS_SGLANG_PYTHON),$(SGLANG_VENV)/bin/python)
+
+.PHONY: help demo test test-fast lint bench goldens clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       the whole path on a tiny Kimi-shaped model, on the CPU: about a minute after set-up"
+	@echo "make test       lint and all tests, real SGLang on the CPU included (first time: 11 GB, 5 minutes)"
+	@echo "make test-fast  lint and all tests that need no SGLang"
+	@echo "make lint       ruff, mypy and the house rules"
+	@echo "make bench      the figures that README quotes"
+
+demo: $(VENV)/.ok
+	$(BIN)/eaglehs demo
+
+test: lint $(SGLANG_VENV)/.ok
+	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m "not gpu"
+
+test-fast: lint
+	$(BIN)/pytest -m "not sglang and not gpu"
+
+lint: $(VENV)/.ok
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy -p eaglehs
+
+bench: $(VENV)/.ok
+	$(BIN)/python -m bench
+
+goldens: $(VENV)/.ok
+	$(BIN)/python -m tests.golden.remake
+
+$(VENV)/.ok: pyproject.toml constraints/light.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/light.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/light.txt -e '.[train,plots,dev]'
+	touch $@
+
+# A half-made environment must never look whole, so the mark comes last; a lock keeps two clones from making it at once.
+$(SGLANG_VENV)/.ok: constraints/sglang.txt
+	@test -n "$(EAGLEHS_SGLANG_PYTHON)" || { mkdir -p $(SGLANG_VENV) && flock $(SGLANG_VENV).lock sh -ec '\
+	  test -e $@ && exit 0; echo "Making the SGLang environment in $(SGLANG_VENV) (about 5 minutes, 11 GB)"; \
+	  $(PYTHON) -m venv $(SGLANG_VENV); \
+	  $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/sglang.txt sglang==$(SGLANG_VERSION); \
+	  touch $@'; }
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info demo run dataset

@@ -1,0 +1,1 @@
+"""Dumps to shards to tensors: plan, check, write, index, verify, read."""

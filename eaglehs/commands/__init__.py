@@ -1,0 +1,1 @@
+"""One command a file: a signature, one check of flag combinations, one call, one result."""

@@ -1,0 +1,86 @@
+"""The command `eaglehs`: its commands, their defaults from eaglehs.toml, and the border where errors become text."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+from .schemas.errors import EaglehsError, UsageError
+
+CONFIG_FILENAME = "eaglehs.toml"
+
+app = typer.Typer(
+    name="eaglehs",
+    help="Hidden-state datasets for EAGLE-3 drafters: extract, pack, verify, stream.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"eaglehs {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def configure(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - handled by its callback
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hidden-state datasets for EAGLE-3 drafters: extract, pack, verify, stream."""
+    context.default_map = read_defaults(Path(CONFIG_FILENAME))
+
+
+def read_defaults(path: Path) -> dict[str, Any]:
+    """Return the options that eaglehs.toml sets, by command; flags win over them.
+
+    Raises:
+        UsageError: the file is no TOML, or names a command or option that does not exist.
+    """
+    if not path.exists():
+        return {}
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+        raise UsageError(f"{path} can't be read: {fault}") from None
+    known = {name: {p.name for p in command.params} for name, command in _commands().items()}
+    for command, options in settings.items():
+        if command not in known or not isinstance(options, dict):
+            raise UsageError(f"{path}: [{command}] is no command of eaglehs; there are {', '.join(sorted(known))}")
+        for option in options:
+            if option.replace("-", "_") not in known[command]:
+                raise UsageError(f"{path}: [{command}] has no option {option!r}")
+    return {
+        command: {option.replace("-", "_"): value for option, value in options.items()}
+        for command, options in settings.items()
+    }
+
+
+def _commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def main() -> None:
+    """Run the command; an `EaglehsError` becomes one message on stderr and its exit code."""
+    from .commands import registry
+
+    registry.register(app)
+    try:
+        app()
+    except EaglehsError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Prompts to dumps: the SGLang plugin, the server's life, the client, the engines."""

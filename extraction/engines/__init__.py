@@ -1,0 +1,1 @@
+"""What computes states: `sglang` (a patched server) or `transformers` (in this process)."""

@@ -1,0 +1,45 @@
+"""What the client needs of an engine: the two calls, and nothing about how states come to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ...schemas.prompt import Prompt
+from ...schemas.run import EngineFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an engine returned for one prompt."""
+
+    dumps: tuple[Path, ...]
+    """Dumps of this request in row order, in the spool; they cover 0..T. The caller moves or removes them."""
+
+    next_token: int
+    """The token chosen after the last row at temperature 0."""
+
+    cached_tokens: int
+    """Tokens that the engine took from a prefix cache instead of computing them; must be 0."""
+
+
+class Engine(Protocol):
+    """Something that runs prompts through the target model and dumps their states."""
+
+    concurrency: int
+    """Most requests that may be under way at once; 1 for an engine that computes in this process."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What to write into run.json; complete once the engine is started."""
+        ...
+
+    async def capture(self, prompt: Prompt, rid: str) -> Answer:
+        """Run one prompt and return when its dumps are whole in the spool.
+
+        Raises:
+            DataError: this prompt failed (refused, dumps missing); others may go on.
+            EngineError: the engine itself failed; nothing more can be asked of it.
+        """
+        ...

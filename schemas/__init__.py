@@ -1,0 +1,1 @@
+"""The formats of eaglehs as typed, versioned records. Standard library only: the part inside SGLang imports this."""

@@ -1,0 +1,55 @@
+"""Files that are whole or absent: hidden sibling, flush, sync, rename, sync of the folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def staged(final: Path) -> Iterator[BinaryIO]:
+    """Open a hidden sibling of `final` for writing; give it that name only if the block ends well.
+
+    The sibling is `.<name>.<pid>.part`. On an exception it is removed and nothing has the final name.
+    """
+    part = part_path(final)
+    try:
+        with part.open("w+b") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())  # a rename must not outlive its bytes after a power cut
+        os.replace(part, final)
+        sync_folder(final.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path`; the name appears only when the bytes are on disk."""
+    with staged(path) as out:
+        out.write(content)
+
+
+def part_path(final: Path) -> Path:
+    """Return the hidden name under which `final` is written by this process."""
+    return final.with_name(f".{final.name}.{os.getpid()}.part")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in `folder` durable; a rename alone can be lost in a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def append_durably(path: Path, line: str) -> None:
+    """Append `line` and a newline to `path` in one write, and wait until it is on disk."""
+    with path.open("ab") as out:
+        out.write(line.encode() + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
