@@ -33,7 +33,9 @@ test-fast: lint
 lint: $(VENV)/.ok
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy -p eaglehs
+	@# mypy reads no package-dir map: show it the package as it is installed.
+	@mkdir -p build/typed/eaglehs && ln -sfn ../../../eaglehs/* ../../../schemas ../../../extraction ../../../builder ../../../cards build/typed/eaglehs/
+	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p eaglehs
 
 bench: $(VENV)/.ok
 	$(BIN)/python -m bench

@@ -21,7 +21,7 @@ def staged(final: Path) -> Iterator[BinaryIO]:
             yield out
             out.flush()
             os.fsync(out.fileno())  # a rename must not outlive its bytes after a power cut
-        os.replace(part, final)
+        part.replace(final)
         sync_folder(final.parent)
     finally:
         part.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ def decode(cls: type[R], value: object, *, where: str) -> R:
     data = dict(value)
     if hasattr(cls, "KIND"):
         _check_kind(cls, data, where)
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     _check_keys(cls, data, hints, where)
     return cls(**{name: _typed(hints[name], item, f"{where}: {name}") for name, item in data.items()})
 
@@ -65,7 +65,9 @@ def loads(cls: type[R], text: str, *, where: str) -> R:
     try:
         value = json.loads(text)
     except ValueError as fault:
-        raise RecordError(f"not valid JSON ({fault})", where=where, why="The file may have been cut or edited") from None
+        raise RecordError(
+            f"not valid JSON ({fault})", where=where, why="The file may have been cut or edited"
+        ) from None
     return decode(cls, value, where=where)
 
 
@@ -97,7 +99,9 @@ def _check_kind(cls: type, data: Json, where: str) -> None:
     if version != known:
         newer = isinstance(version, int) and version > known
         mend = "A newer eaglehs wrote it: pip install -U eaglehs" if newer else "Make it anew with this eaglehs"
-        raise RecordError(f"has {expected} version {version!r}; this eaglehs reads version {known}", where=where, mend=mend)
+        raise RecordError(
+            f"has {expected} version {version!r}; this eaglehs reads version {known}", where=where, mend=mend
+        )
 
 
 def _check_keys(cls: type, data: Json, hints: dict[str, Any], where: str) -> None:
@@ -115,7 +119,7 @@ def _check_keys(cls: type, data: Json, hints: dict[str, Any], where: str) -> Non
 
 
 @lru_cache(maxsize=64)
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     names = {f.name for f in dataclasses.fields(cls)}
     return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
 

@@ -51,7 +51,9 @@ class RequestId:
     def __post_init__(self) -> None:
         """Refuse parts that would not come back from the text."""
         if _RUN.fullmatch(self.run) is None or not is_key(self.key) or not 0 <= self.attempt < 1_000_000:
-            raise DumpNameError(f"no request id can be made of run {self.run!r}, key {self.key!r}, attempt {self.attempt}")
+            raise DumpNameError(
+                f"no request id can be made of run {self.run!r}, key {self.key!r}, attempt {self.attempt}"
+            )
 
     def __str__(self) -> str:
         """Return `eh-<run>-<key>-<attempt>`."""

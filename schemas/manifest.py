@@ -1,10 +1,10 @@
 """Manifest: `dataset/manifest.json`, what is in a packed dataset and how it was made. Format version 1.
 
-    dataset/README.md               the card
-    dataset/manifest.json           this record, written last but for the card
-    dataset/_index/samples.parquet  see schemas/index.py
-    dataset/data/train-00000.tar    see schemas/states.py and schemas/sample.py
-    dataset/plots/                  optional
+dataset/README.md               the card
+dataset/manifest.json           this record, written last but for the card
+dataset/_index/samples.parquet  see schemas/index.py
+dataset/data/train-00000.tar    see schemas/states.py and schemas/sample.py
+dataset/plots/                  optional
 """
 
 from __future__ import annotations

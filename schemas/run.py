@@ -1,10 +1,10 @@
 """Run: `run/run.json`, one extraction and everything that its states depend on. Format version 1.
 
-    run/run.json          this record, written before the first request and updated at the end
-    run/prompts.parquet   see schemas/prompt.py
-    run/ledger.jsonl      see schemas/ledger.py
-    run/dumps/ab/*.pt     dumps of finished samples, see schemas/dump.py; `ab` = schemas.keys.fan_out(key)
-    run/server.log        what the server printed
+run/run.json          this record, written before the first request and updated at the end
+run/prompts.parquet   see schemas/prompt.py
+run/ledger.jsonl      see schemas/ledger.py
+run/dumps/ab/*.pt     dumps of finished samples, see schemas/dump.py; `ab` = schemas.keys.fan_out(key)
+run/server.log        what the server printed
 """
 
 from __future__ import annotations

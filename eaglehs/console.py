@@ -1,0 +1,165 @@
+"""What the command shows: data on stdout, everything else on stderr; a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from .schemas import codec
+from .schemas.progress import Progress
+from .schemas.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+LINE_EVERY_S = 10.0
+"""Seconds between plain progress lines where no terminal is."""
+
+
+def out(text: str) -> None:
+    """Print a line of data."""
+    sys.stdout.write(text + "\n")
+
+
+def say(text: str) -> None:
+    """Print a line for people, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def print_json(record: Any) -> None:
+    """Print one JSON document on stdout; `record` is a dataclass record or plain JSON types."""
+    value = codec.encode(record) if is_dataclass(record) else record
+    out(json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False))
+
+
+@dataclass(slots=True)
+class _Counts:
+    num_samples: int = 0
+    num_tokens: int = 0
+    size_bytes: int = 0
+
+    def rates(self, seconds: float) -> str:
+        """Return `120 samples, 45.1k tokens (8.2k/s), 2.6 GB (0.47 GB/s)`, leaving out what stayed 0."""
+        seconds = max(seconds, 1e-9)
+        parts = [f"{self.num_samples:,} samples"] if self.num_samples else []
+        if self.num_tokens:
+            parts.append(f"{self.num_tokens:,} tokens ({self.num_tokens / seconds:,.0f}/s)")
+        if self.size_bytes:
+            parts.append(f"{format_size(self.size_bytes)} ({format_size(self.size_bytes / seconds)}/s)")
+        return ", ".join(parts)
+
+
+@contextmanager
+def progress(
+    title: str,
+    *,
+    total_samples: int | None = None,
+    total_tokens: int | None = None,
+    total_bytes: int | None = None,
+) -> Iterator[Progress]:
+    """Show how far work is, by the largest unit whose total is known: bytes, else tokens, else samples."""
+    totals = _Counts(total_samples or 0, total_tokens or 0, total_bytes or 0)
+    shown: _Bar | _Lines = _Bar(title, totals) if sys.stderr.isatty() else _Lines(title, totals)
+    with shown:
+        yield shown
+
+
+class _Meter:
+    """Thread-safe counts, and the share of the total that they are."""
+
+    def __init__(self, title: str, totals: _Counts) -> None:
+        self.title = title
+        self.totals = totals
+        self.done = _Counts()
+        self.started = time.monotonic()
+        self._lock = threading.Lock()
+
+    def advance(self, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
+        """Add what was finished since the last call."""
+        with self._lock:
+            self.done.num_samples += num_samples
+            self.done.num_tokens += num_tokens
+            self.done.size_bytes += size_bytes
+        self.show()
+
+    def show(self) -> None:
+        """Draw; a subclass knows how."""
+
+    def position(self) -> tuple[int, int]:
+        """Return (done, total) in the unit that the share is measured in; total 0 where none is known."""
+        for unit in ("size_bytes", "num_tokens", "num_samples"):
+            if total := getattr(self.totals, unit):
+                return getattr(self.done, unit), total
+        return 0, 0
+
+    def summary(self) -> str:
+        """Return counts and rates so far."""
+        return self.done.rates(time.monotonic() - self.started)
+
+
+class _Lines(_Meter):
+    """A line every ten seconds, for logs."""
+
+    def __init__(self, title: str, totals: _Counts) -> None:
+        super().__init__(title, totals)
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if text := self.summary():
+            say(f"{self.title}: {text} in {time.monotonic() - self.started:.1f} s")
+
+    def show(self) -> None:
+        if time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            done, total = self.position()
+            share = f"{100 * done / total:.0f} %, " if total else ""
+            say(f"{self.title}: {share}{self.summary()}")
+
+    def note(self, message: str) -> None:
+        """Print the message as a line of its own."""
+        say(f"{self.title}: {message}")
+
+
+class _Bar(_Meter):
+    """A rich progress bar on stderr."""
+
+    def __init__(self, title: str, totals: _Counts) -> None:
+        super().__init__(title, totals)
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[counts]}"),
+        )
+        self._rich: RichProgress = Progress(*columns, console=Console(stderr=True), transient=False)
+        self._task: TaskID = self._rich.add_task(title, total=self.position()[1] or None, counts="")
+
+    def __enter__(self) -> _Bar:
+        self._rich.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.show()
+        self._rich.stop()
+
+    def show(self) -> None:
+        self._rich.update(self._task, completed=self.position()[0], counts=self.summary())
+
+    def note(self, message: str) -> None:
+        """Print the message above the bar."""
+        self._rich.console.print(f"{self.title}: {message}", highlight=False, markup=False)
