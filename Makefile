@@ -34,7 +34,9 @@ lint: $(VENV)/.ok
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@# mypy reads no package-dir map: show it the package as it is installed.
-	@mkdir -p build/typed/eaglehs && ln -sfn ../../../eaglehs/* ../../../schemas ../../../extraction ../../../builder ../../../cards build/typed/eaglehs/
+	@mkdir -p build/typed/eaglehs
+	@for f in eaglehs/* ; do ln -sfn ../../../$$f build/typed/$$f; done
+	@for f in schemas extraction builder cards; do ln -sfn ../../../$$f build/typed/eaglehs/$$f; done
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p eaglehs
 
 bench: $(VENV)/.ok

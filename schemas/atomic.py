@@ -10,12 +10,13 @@ from typing import BinaryIO
 
 
 @contextmanager
-def staged(final: Path) -> Iterator[BinaryIO]:
+def staged(final: Path, *, tag: str = "") -> Iterator[BinaryIO]:
     """Open a hidden sibling of `final` for writing; give it that name only if the block ends well.
 
-    The sibling is `.<name>.<pid>.part`. On an exception it is removed and nothing has the final name.
+    The sibling is `.<name>.<pid>.part`, or `.<name>.<pid>-<tag>.part` where several threads of a process may be at the
+    same name at once. On an exception it is removed and nothing has the final name.
     """
-    part = part_path(final)
+    part = part_path(final, tag=tag)
     try:
         with part.open("w+b") as out:
             yield out
@@ -33,9 +34,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         out.write(content)
 
 
-def part_path(final: Path) -> Path:
-    """Return the hidden name under which `final` is written by this process."""
-    return final.with_name(f".{final.name}.{os.getpid()}.part")
+def part_path(final: Path, *, tag: str = "") -> Path:
+    """Return the hidden name under which `final` is written by this process (and thread, if `tag` names one)."""
+    writer = f"{os.getpid()}-{tag}" if tag else f"{os.getpid()}"
+    return final.with_name(f".{final.name}.{writer}.part")
 
 
 def sync_folder(folder: Path) -> None:

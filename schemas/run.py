@@ -110,6 +110,10 @@ class RunRecord:
     settings: dict[str, str]
     """Options that change no row: concurrency and the like."""
 
+    starts: int = 1
+    """How often the run was started: each start has request ids of its own, so that what an earlier, killed one left
+    under way at a server is never taken for this one's."""
+
     capture: str = CAPTURE
     dtype: str = "bfloat16"
 

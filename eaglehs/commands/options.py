@@ -1,0 +1,44 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..schemas.errors import UsageError
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+ModelName = Annotated[str, typer.Option("--model", help="The target model: a folder or a name on the Hub.")]
+
+LayerList = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        help="States to keep, e.g. 3,31,59: k is the residual stream that enters decoder layer k, 0-based. "
+        "Default: the profile's, else 2, n/2, n-3.",
+    ),
+]
+
+ProfileName = Annotated[
+    str | None, typer.Option("--profile", help="Server settings for a model: kimi-k25, cpu, or a TOML file.")
+]
+
+TrustFlag = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run (tokenizer, config, model).")
+]
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Return the numbers of a comma-separated list, or None where none is given.
+
+    Raises:
+        UsageError: something in the list is no number.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--layers {text!r} is not a list of numbers such as 3,31,59") from None

@@ -1,0 +1,173 @@
+"""The client: prompts through an engine into the run, many at a time, each one checked before it counts.
+
+A sample is asked for, its dumps are checked, kept and written into the ledger. A fault of one sample is tried again
+with a new attempt number and then recorded; too many of them, or a fault of the engine or the disk, ends the run
+with everything that was finished kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..schemas.dump import RequestId
+from ..schemas.errors import DataError, EaglehsError
+from ..schemas.progress import Progress
+from ..schemas.prompt import Prompt
+from ..schemas.sample import CheckedSample
+from .engines.protocol import Answer, Engine
+from .run_store import RunStore
+
+Check = Callable[[Prompt, Sequence[Path]], CheckedSample]
+"""Builds a checked sample from a prompt and its dumps, or raises DataError; the builder's `check_dumps`."""
+
+
+class CachedRowsError(DataError):
+    """The server took tokens from its prefix cache, so their states were never computed."""
+
+    def __init__(self, key: str, cached_tokens: int) -> None:
+        """Name the sample and the rows."""
+        self.key = key
+        self.cached_tokens = cached_tokens
+        super().__init__(
+            f"{key}: rows 0..{cached_tokens - 1} are missing",
+            why=f"The server took these {cached_tokens} tokens from its prefix cache and never computed them",
+            mend="Restart it with --disable-radix-cache",
+        )
+
+
+class TooManyFailuresError(DataError):
+    """More samples failed than the run may lose."""
+
+    def __init__(self, failures: Sequence[Failure], max_failed: int) -> None:
+        """Name the first failures and the commonest reason."""
+        self.failures = tuple(failures)
+        reason, count = Counter(failure.reason for failure in failures).most_common(1)[0]
+        super().__init__(
+            f"{len(failures)} samples failed, more than --max-failed {max_failed} allows",
+            why=f"First: {failures[0].key}. Commonest reason ({count} times): {reason}",
+            mend="Mend the cause and run the same command again: finished samples are kept",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A sample that failed for good."""
+
+    key: str
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How the client works; none of it changes a row."""
+
+    max_attempts: int = 2
+    """Tries for one sample before it is recorded as failed."""
+
+    max_failed: int = 10
+    """Failed samples that the run may have before it stops."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    num_done: int = 0
+    num_tokens: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one start of the client did."""
+
+    num_done: int
+    num_tokens: int
+    failures: tuple[Failure, ...]
+
+
+class Client:
+    """Runs prompts through one engine into one run."""
+
+    def __init__(self, engine: Engine, store: RunStore, check: Check, settings: ClientSettings) -> None:
+        """The engine is started, the store open; both outlive the client."""
+        self.engine = engine
+        self.store = store
+        self.check = check
+        self.settings = settings
+
+    async def run(self, prompts: Sequence[Prompt], progress: Progress) -> Outcome:
+        """Extract all `prompts`, at most `engine.concurrency` at a time.
+
+        Raises:
+            TooManyFailuresError: more than `max_failed` samples failed.
+            EngineError, StorageError: the server or the disk failed; what was finished is kept.
+        """
+        tally = _Tally()
+        queue = iter(prompts)  # shared: each worker takes the next prompt
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(self.engine.concurrency, len(prompts))):
+                    workers.create_task(self._work(queue, tally, progress))
+        except* EaglehsError as faults:
+            raise _worst(faults) from None
+        return Outcome(num_done=tally.num_done, num_tokens=tally.num_tokens, failures=tuple(tally.failures))
+
+    async def _work(self, queue: Iterator[Prompt], tally: _Tally, progress: Progress) -> None:
+        for prompt in queue:
+            failure = await self._extract(prompt, progress)
+            if failure is None:
+                tally.num_done += 1
+                tally.num_tokens += prompt.num_tokens
+                continue
+            tally.failures.append(failure)
+            progress.note(f"failed: {failure.reason}")
+            if len(tally.failures) > self.settings.max_failed:
+                raise TooManyFailuresError(tally.failures, self.settings.max_failed)
+
+    async def _extract(self, prompt: Prompt, progress: Progress) -> Failure | None:
+        for num_tries in range(self.settings.max_attempts):
+            attempt = self.store.attempt_number(num_tries)
+            try:
+                await self._attempt(prompt, attempt, progress)
+            except DataError as fault:
+                reason = str(fault)
+            else:
+                return None
+        await asyncio.to_thread(self.store.fail, prompt, reason, attempt)
+        return Failure(key=prompt.key, id=prompt.id, reason=reason)
+
+    async def _attempt(self, prompt: Prompt, attempt: int, progress: Progress) -> None:
+        rid = RequestId(run=self.store.record.run_id, key=prompt.key, attempt=attempt)
+        answer = await self.engine.capture(prompt, str(rid))
+        try:
+            if answer.cached_tokens:
+                raise CachedRowsError(prompt.key, answer.cached_tokens)
+            checked = await asyncio.to_thread(self.check, prompt, answer.dumps)
+        except DataError:
+            _discard(answer)
+            raise
+        # Shielded: a sample that is being kept is kept, even when Ctrl-C or a fault elsewhere cancels this task.
+        await asyncio.shield(asyncio.to_thread(self.store.finish, prompt, checked, answer, attempt))
+        size_bytes = sum(dump.size_bytes for dump in checked.dumps)
+        progress.advance(num_samples=1, num_tokens=prompt.num_tokens, size_bytes=size_bytes)
+
+
+def _discard(answer: Answer) -> None:
+    for dump in answer.dumps:
+        dump.unlink(missing_ok=True)
+
+
+def _worst(faults: BaseExceptionGroup[EaglehsError]) -> EaglehsError:
+    """Return the fault that the user must see: the one that stands for the engine or disk before one of a sample."""
+    found: list[EaglehsError] = []
+
+    def gather(group: BaseExceptionGroup[EaglehsError]) -> None:
+        for fault in group.exceptions:
+            gather(fault) if isinstance(fault, BaseExceptionGroup) else found.append(fault)
+
+    gather(faults)
+    return max(found, key=lambda fault: fault.exit_code)

@@ -1,0 +1,210 @@
+"""A run on disk while it is being made: opened or resumed, locked, and given finished samples one by one.
+
+Order of a finished sample: its dumps are whole and synced under `run/dumps/`, then its ledger line is synced, then
+the spool is freed. A kill between any two leaves files that no ledger line names; the next start removes them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from ..schemas.atomic import staged, sync_folder
+from ..schemas.codec import read_record, write_record
+from ..schemas.errors import StorageError, UsageError
+from ..schemas.ledger import Ledger, LedgerEntry, SampleStatus, cut_torn_line
+from ..schemas.prompt import Prompt
+from ..schemas.run import RunFolder, RunRecord, check_same_run
+from ..schemas.sample import CheckedSample
+from .engines.protocol import Answer
+from .prompt_store import write_prompts
+
+TRIES_PER_START = 100
+"""Attempt numbers that one start of a run may use: start s uses s * 100 and up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repairs:
+    """What a start found out of order and put right."""
+
+    orphan_files: int
+    """Dumps that no ledger line names, removed."""
+
+    lost_samples: int
+    """Finished samples whose dumps are gone or have another size; they are computed again."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run for one process; the kernel lets go of it whenever and however the process ends.
+
+    Raises:
+        UsageError: another process holds it.
+        StorageError: the folder can't be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("wb")
+    except OSError as fault:
+        raise StorageError(f"the run folder {folder} can't be written: {fault.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another eaglehs extract is writing to {folder}", mend="Wait for it, or give another --out"
+            ) from None
+        yield
+
+
+def new_run_id() -> str:
+    """Return eight random hex digits."""
+    return secrets.token_hex(4)
+
+
+class RunStore:
+    """The run of one locked folder; `finish` and `fail` may be called from any thread."""
+
+    def __init__(self, folder: RunFolder, record: RunRecord) -> None:
+        """Use `open_store` instead."""
+        self.folder = folder
+        self.record = record
+        cut_torn_line(folder.ledger)
+        self.ledger = Ledger(folder.ledger)
+        self._lock = threading.Lock()
+
+    def pending(self, prompts: Iterable[Prompt]) -> list[Prompt]:
+        """Return the prompts that are not finished; failed ones are tried again."""
+        done = {entry.key for entry in self.ledger.finished()}
+        return [prompt for prompt in prompts if prompt.key not in done]
+
+    def attempt_number(self, num_tries: int) -> int:
+        """Return the attempt number of the try after `num_tries` tries of this start."""
+        return self.record.starts * TRIES_PER_START + num_tries
+
+    def finish(self, prompt: Prompt, checked: CheckedSample, answer: Answer, attempt: int) -> LedgerEntry:
+        """Keep a checked sample for good; its dumps leave the spool.
+
+        Raises:
+            StorageError: the disk is full or failed; the sample is not in the ledger.
+        """
+        target = self.folder.dump_path(prompt.key, "x").parent
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for dump in answer.dumps:
+                _move(dump, target / dump.name)
+            sync_folder(target)
+            entry = LedgerEntry(
+                key=prompt.key,
+                id=prompt.id,
+                num_tokens=prompt.num_tokens,
+                status=SampleStatus.DONE,
+                attempt=attempt,
+                next_token=answer.next_token,
+                dumps=checked.dumps,
+                state_norms=checked.state_norms,
+            )
+            with self._lock:
+                self.ledger.append(entry)
+        except OSError as fault:
+            needed = sum(dump.size_bytes for dump in checked.dumps)
+            free = shutil.disk_usage(self.folder.root).free
+            raise StorageError(
+                f"sample {prompt.key} ({needed:,} bytes) can't be kept in {self.folder.root}: {fault.strerror}",
+                why=f"{free:,} bytes are free there",
+                mend="Free space and run the same command again: finished samples are kept",
+            ) from None
+        return entry
+
+    def fail(self, prompt: Prompt, reason: str, attempt: int) -> None:
+        """Record that a sample failed for good in this start."""
+        entry = LedgerEntry(
+            key=prompt.key,
+            id=prompt.id,
+            num_tokens=prompt.num_tokens,
+            status=SampleStatus.FAILED,
+            attempt=attempt,
+            reason=reason,
+        )
+        with self._lock:
+            self.ledger.append(entry)
+
+    def repair(self) -> Repairs:
+        """Remove dumps that no finished sample owns, and forget finished samples whose dumps are not there."""
+        owned = {}
+        lost = []
+        for entry in self.ledger.finished():
+            files = [(self.folder.dump_path(entry.key, dump.name), dump.size_bytes) for dump in entry.dumps]
+            if all(_has_size(path, size) for path, size in files):
+                owned.update(files)
+            else:
+                lost.append(entry.key)
+        for key in lost:
+            del self.ledger.entries[key]
+        orphans = [path for path in (self.folder.root / "dumps").glob("*/*") if path not in owned]
+        for orphan in orphans:
+            orphan.unlink()
+        return Repairs(orphan_files=len(orphans), lost_samples=len(lost))
+
+
+def read_existing(folder: RunFolder, wanted: RunRecord) -> RunRecord | None:
+    """Return the record of the run that is there, or None; `wanted` is what this start would make.
+
+    Raises:
+        UsageError: the run was made of other inputs; the field is named.
+        RecordError: run.json can't be read.
+    """
+    if not folder.record.exists():
+        return None
+    found = read_record(RunRecord, folder.record)
+    check_same_run(found, wanted, where=folder.root)
+    return found
+
+
+def open_store(folder: RunFolder, record: RunRecord, prompts: Sequence[Prompt]) -> RunStore:
+    """Write run.json and the prompts of a new run, or count one more start of the run that is there.
+
+    The caller holds `locked(folder.root)`. run.json comes last: a folder without it is no run.
+    """
+    found = read_existing(folder, record)
+    if found is None:
+        write_prompts(folder.prompts, prompts)
+    else:
+        record = replace(found, starts=found.starts + 1)
+    write_record(folder.record, record)
+    return RunStore(folder, record)
+
+
+def _has_size(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == size_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _move(source: Path, target: Path) -> None:
+    with source.open("rb") as dump:
+        if source.stat().st_dev == target.parent.stat().st_dev:
+            os.fsync(dump.fileno())
+            source.replace(target)
+            return
+        with staged(target) as out:
+            _copy(dump, out)
+    source.unlink()
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    left = os.fstat(source.fileno()).st_size
+    while left:
+        sent = os.sendfile(target.fileno(), source.fileno(), None, left)
+        if not sent:
+            raise OSError(5, f"{source.name} ended early while it was moved")
+        left -= sent
