@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,27 +204,26 @@ def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> 
     from .builder.plan import DatasetLayout
     from .engine_start import open_engine
     from .extraction.client import Client, Outcome
-    from .extraction.run_store import RunStore, open_store
+    from .extraction.run_store import open_store
 
     folder = RunFolder(settings.out)
-    if folder.record.exists():
-        store = RunStore(folder, prepared.record)
-        repairs = store.repair()
-        if repairs.lost_samples or repairs.orphan_files:
-            progress.note(
-                f"{repairs.lost_samples} finished samples have lost their dumps and are computed again; "
-                f"{repairs.orphan_files} unfinished dumps removed"
-            )
-        if not store.pending(prepared.prompts.prompts):
-            return store, Outcome(num_done=0, num_tokens=0, failures=())
-    layout = DatasetLayout(layers=prepared.record.layers, hidden_size=prepared.record.model.hidden_size)
-    with open_engine(settings.engine, prepared.record, folder, progress) as engine:
-        store = open_store(folder, replace(prepared.record, engine=engine.facts), prepared.prompts.prompts)
-        store.repair()
+    store = open_store(folder, prepared.record, prepared.prompts.prompts)
+    repairs = store.repair()
+    if repairs.lost_samples or repairs.orphan_files:
+        progress.note(
+            f"{repairs.lost_samples} finished samples have lost their dumps and are computed again; "
+            f"{repairs.orphan_files} dumps of unfinished samples removed"
+        )
+    pending = store.pending(prepared.prompts.prompts)
+    if not pending:
+        return store, Outcome(num_done=0, num_tokens=0, failures=())
+    layout = DatasetLayout(layers=store.record.layers, hidden_size=store.record.model.hidden_size)
+    with open_engine(settings.engine, store.record, folder, progress) as engine:
+        store.begin(engine.facts)
         client = Client(
             engine, store, lambda prompt, dumps: check_dumps(prompt, dumps, layout), _client_settings(settings)
         )
-        return store, asyncio.run(client.run(store.pending(prepared.prompts.prompts), progress))
+        return store, asyncio.run(client.run(pending, progress))
 
 
 def _layers(settings: ExtractSettings, model: ModelFacts) -> tuple[int, ...]:

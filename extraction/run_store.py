@@ -22,7 +22,7 @@ from ..schemas.codec import read_record, write_record
 from ..schemas.errors import StorageError, UsageError
 from ..schemas.ledger import Ledger, LedgerEntry, SampleStatus, cut_torn_line
 from ..schemas.prompt import Prompt
-from ..schemas.run import RunFolder, RunRecord, check_same_run
+from ..schemas.run import EngineFacts, RunFolder, RunRecord, check_same_run
 from ..schemas.sample import CheckedSample
 from .engines.protocol import Answer
 from .prompt_store import write_prompts
@@ -80,6 +80,11 @@ class RunStore:
         cut_torn_line(folder.ledger)
         self.ledger = Ledger(folder.ledger)
         self._lock = threading.Lock()
+
+    def begin(self, engine: EngineFacts) -> None:
+        """Count one more start, by this engine; call it once before the first request."""
+        self.record = replace(self.record, engine=engine, starts=self.record.starts + 1)
+        write_record(self.folder.record, self.record)
 
     def pending(self, prompts: Iterable[Prompt]) -> list[Prompt]:
         """Return the prompts that are not finished; failed ones are tried again."""
@@ -170,17 +175,15 @@ def read_existing(folder: RunFolder, wanted: RunRecord) -> RunRecord | None:
 
 
 def open_store(folder: RunFolder, record: RunRecord, prompts: Sequence[Prompt]) -> RunStore:
-    """Write run.json and the prompts of a new run, or count one more start of the run that is there.
+    """Make a new run, or open the one that is there.
 
     The caller holds `locked(folder.root)`. run.json comes last: a folder without it is no run.
     """
     found = read_existing(folder, record)
     if found is None:
         write_prompts(folder.prompts, prompts)
-    else:
-        record = replace(found, starts=found.starts + 1)
-    write_record(folder.record, record)
-    return RunStore(folder, record)
+        write_record(folder.record, record)
+    return RunStore(folder, found or record)
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

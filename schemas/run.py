@@ -110,7 +110,7 @@ class RunRecord:
     settings: dict[str, str]
     """Options that change no row: concurrency and the like."""
 
-    starts: int = 1
+    starts: int = 0
     """How often the run was started: each start has request ids of its own, so that what an earlier, killed one left
     under way at a server is never taken for this one's."""
 

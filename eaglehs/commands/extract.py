@@ -15,10 +15,8 @@ from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, par
 if TYPE_CHECKING:
     from ..extract_run import ExtractPlan, ExtractSettings, ExtractSummary
 
-CONTEXT = {"allow_extra_args": True, "allow_interspersed_args": False}
 
-
-def extract(  # noqa: PLR0913 - the options of the command
+def extract(
     context: typer.Context,
     model: ModelName,
     prompts: Annotated[str, typer.Option("--prompts", help="JSONL, Parquet, or a dataset's name.")],
@@ -74,6 +72,8 @@ def extract(  # noqa: PLR0913 - the options of the command
     """
     from ..extract_run import EngineSettings, ExtractSettings
 
+    if context.args and not context.args[0].startswith("-"):
+        raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
     settings = ExtractSettings(
         model=model,
         prompts=prompts,
@@ -119,13 +119,14 @@ def _extract(settings: ExtractSettings, *, is_json: bool) -> None:
 
 
 def _plan_text(plan: ExtractPlan) -> str:
+    model, skipped = plan.model, _counts(plan.skipped)
+    shape = f"{model.architecture}, {model.num_layers} layers, width {model.hidden_size}, vocab {model.vocab_size}"
     return "\n".join(
         (
-            f"model      {plan.model.name} ({plan.model.architecture}, {plan.model.num_layers} layers, "
-            f"width {plan.model.hidden_size}, vocab {plan.model.vocab_size})",
+            f"model      {model.name} ({shape})",
             f"engine     {plan.engine}: {plan.engine_reason}",
             f"states     layers {', '.join(map(str, plan.layers))} (input of each) and final",
-            f"prompts    {plan.num_prompts:,} ({plan.num_finished:,} finished already), {_counts(plan.skipped)} skipped",
+            f"prompts    {plan.num_prompts:,} ({plan.num_finished:,} finished already), {skipped} skipped",
             f"tokens     {plan.num_tokens:,}, of which {plan.num_trainable:,} trained on",
             f"bytes      {format_size(plan.size_bytes)} ({plan.bytes_per_token:,} a token)",
         )
@@ -134,14 +135,15 @@ def _plan_text(plan: ExtractPlan) -> str:
 
 def _summary_text(summary: ExtractSummary) -> str:
     norms = ", ".join(f"{state} {norm:.3g}" for state, norm in summary.state_norms.items())
-    lines = [
-        f"{summary.run}: {summary.num_samples:,} samples ({summary.num_new:,} new), {summary.num_tokens:,} tokens, "
-        f"{summary.num_failed:,} failed, {_counts(summary.skipped)} skipped",
-        f"mean row norms: {norms}",
-        *(f"failed: {failure.id}: {failure.reason}" for failure in summary.failures),
-        f"next: eaglehs pack {summary.run}",
-    ]
-    return "\n".join(lines)
+    samples = f"{summary.num_samples:,} samples ({summary.num_new:,} new), {summary.num_tokens:,} tokens"
+    return "\n".join(
+        (
+            f"{summary.run}: {samples}, {summary.num_failed:,} failed, {_counts(summary.skipped)} skipped",
+            f"mean row norms: {norms}",
+            *(f"failed: {failure.id}: {failure.reason}" for failure in summary.failures),
+            f"next: eaglehs pack {summary.run}",
+        )
+    )
 
 
 def _counts(skipped: dict[str, int]) -> str:

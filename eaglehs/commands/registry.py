@@ -6,14 +6,14 @@ import importlib
 
 import typer
 
-PASS_ARGUMENTS_ON = {"allow_extra_args": True, "ignore_unknown_options": False}
-"""Commands that take SGLang's own arguments after `--`."""
-
 COMMANDS = ("demo", "serve", "extract", "pack", "verify", "inspect", "card")
+
+TAKES_SGLANG_ARGUMENTS = {name: {"allow_extra_args": True} for name in ("serve", "extract")}
+"""Commands that hand on what stands after `--`."""
 
 
 def register(app: typer.Typer) -> None:
     """Add each command; its module holds a function of the same name."""
     for name in COMMANDS:
         module = importlib.import_module(f".{name}", __package__)
-        app.command(name)(getattr(module, name))
+        app.command(name, context_settings=TAKES_SGLANG_ARGUMENTS.get(name))(getattr(module, name))

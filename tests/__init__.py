@@ -1,0 +1,1 @@
+"""Tests of eaglehs; the folders mirror the package."""

@@ -1,0 +1,37 @@
+"""A file has its name only when it is whole."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from eaglehs.schemas.atomic import staged, write_atomically
+
+
+def test_a_block_that_fails_leaves_no_file(tmp_path):
+    with pytest.raises(RuntimeError), staged(tmp_path / "x") as out:
+        out.write(b"half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path):
+    write_atomically(tmp_path / "x", b"old")
+    with pytest.raises(RuntimeError), staged(tmp_path / "x") as out:
+        out.write(b"new")
+        raise RuntimeError
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_a_killed_writer_leaves_only_a_hidden_part(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; from eaglehs.schemas.atomic import staged\n"
+        "with staged(Path(sys.argv[1]) / 'x') as out:\n"
+        "    out.write(b'half'); out.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    assert left.startswith(".x.")
+    assert left.endswith(".part")

@@ -1,0 +1,118 @@
+"""The house rules that a machine can check: which way imports point, how long things are, what opens a folder."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("schemas", "extraction", "builder", "cards", "eaglehs")
+MAY_IMPORT = {
+    "schemas": set(),
+    "extraction": {"schemas"},
+    "builder": {"schemas"},
+    "cards": {"schemas"},
+    "eaglehs": {"schemas", "extraction", "builder", "cards"},
+}
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_LONG_SHARE = 0.02
+NAMES_OF_NO_SUBJECT = {"utils.py", "helpers.py", "common.py", "misc.py"}
+GUEST_FILES = ("plugin.py", "capture.py", "sink.py")
+
+
+def folder_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield absolute names, as `eaglehs.<folder>...` for our own."""
+    package = ["eaglehs", *path.relative_to(ROOT).parts[:-1]]
+    if package[1] == "eaglehs":
+        package.pop(1)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way_only(path: Path):
+    folder = folder_of(path)
+    for module in imported_modules(path):
+        parts = module.split(".")
+        if parts[0] == "eaglehs" and len(parts) > 1:
+            target = parts[1] if parts[1] in FOLDERS else "eaglehs"
+            assert target in MAY_IMPORT[folder] | {folder}, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if folder_of(p) == "schemas"], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_schemas_import_the_standard_library_only(path: Path):
+    import sys
+
+    tops = {module.split(".")[0] for module in imported_modules(path)} - {"eaglehs", ""}
+    assert tops <= set(sys.stdlib_module_names), f"{path.name} imports {tops}"
+
+
+@pytest.mark.parametrize("name", GUEST_FILES)
+def test_what_runs_inside_sglang_imports_only_torch_and_schemas(name: str):
+    import sys
+
+    ours = {f"eaglehs.extraction.{Path(other).stem}" for other in GUEST_FILES}
+    for module in imported_modules(ROOT / "extraction" / name):
+        top = module.split(".")[0]
+        known = top in sys.stdlib_module_names or top in {"torch", "sglang"} or module.startswith("eaglehs.schemas")
+        assert (
+            known
+            or any(module == own or module.startswith(f"{own}.") for own in ours)
+            or module
+            in {
+                "eaglehs.extraction",
+                "eaglehs",
+            }
+        ), f"{name} imports {module}"
+
+
+def test_no_file_is_longer_than_a_reader_can_hold():
+    everything = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+    long = {str(p.relative_to(ROOT)): n for p in everything if (n := len(p.read_text().splitlines())) > MAX_FILE_LINES}
+    assert not long
+
+
+def test_no_file_is_named_after_no_subject():
+    assert not [path for path in ROOT.rglob("*.py") if path.name in NAMES_OF_NO_SUBJECT and ".venv" not in path.parts]
+
+
+def test_functions_fit_a_screen():
+    lengths = {
+        f"{path.relative_to(ROOT)}:{node.name}": _body_lines(node)
+        for path in SOURCES
+        if "commands" not in path.parts  # a command's signature is its list of options
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    long = {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES}
+    assert len(long) <= MAX_LONG_SHARE * len(lengths), long
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_every_folder_opens_with_its_story():
+    for folder in ("schemas", "extraction", "builder", "cards", "tests", "bench"):
+        readme = ROOT / folder / "README.md"
+        assert readme.exists(), f"{folder} has no README.md"
+        assert len(readme.read_text().splitlines()) <= 80, f"{readme} is longer than a page"
+
+
+def test_the_changelog_has_an_unreleased_part():
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
