@@ -1,0 +1,214 @@
+"""What the client keeps, asks again, gives up and never does, when the engine or the disk misbehaves."""
+
+import asyncio
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from eaglehs.builder.assemble import check_dumps
+from eaglehs.builder.plan import DatasetLayout
+from eaglehs.extraction.client import Client, ClientSettings, TooManyFailuresError
+from eaglehs.extraction.run_store import open_store
+from eaglehs.schemas.errors import DataError, EngineError, StorageError
+from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.run import RunFolder
+
+from tests.factories.prompts import make_prompts
+from tests.factories.records import model_facts, run_record
+from tests.fakes.engine import FakeEngine
+
+LAYOUT = DatasetLayout(layers=(1, 2), hidden_size=32)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return FakeEngine(tmp_path / "spool")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def open_run(folder, prompts):
+    record = run_record(layers=(1, 2), model=model_facts(hidden_size=32))
+    store = open_store(folder, record, prompts)
+    store.repair()
+    return store
+
+
+def start(engine, folder, prompts, **settings):
+    """Run one start of an extraction to its end, as `eaglehs extract` does."""
+    store = open_run(folder, prompts)
+    store.begin(engine.facts)
+    client = Client(engine, store, lambda p, d: check_dumps(p, d, LAYOUT), ClientSettings(**settings))
+    return asyncio.run(client.run(store.pending(prompts), Silent())), store
+
+
+def test_every_sample_is_kept_once_and_the_spool_is_empty_after(engine, folder):
+    prompts = make_prompts(30)
+    outcome, store = start(engine, folder, prompts)
+    assert outcome.num_done == 30
+    assert outcome.num_tokens == sum(prompt.num_tokens for prompt in prompts)
+    assert {entry.key for entry in store.ledger.finished()} == {prompt.key for prompt in prompts}
+    for entry in store.ledger.finished():
+        for dump in entry.dumps:
+            assert folder.dump_path(entry.key, dump.name).stat().st_size == dump.size_bytes
+    assert list(engine.spool.iterdir()) == []
+
+
+def test_no_more_requests_are_under_way_than_the_engine_takes(engine, folder):
+    start(engine, folder, make_prompts(30))
+    assert engine.most_under_way == engine.concurrency
+
+
+def test_a_finished_run_asks_nothing_and_touches_nothing(engine, folder):
+    prompts = make_prompts(10)
+    start(engine, folder, prompts)
+    before = {path: path.stat().st_mtime_ns for path in folder.root.rglob("*.pt")}
+    engine.asked.clear()
+    assert open_run(folder, prompts).pending(prompts) == []
+    assert not engine.asked
+    assert {path: path.stat().st_mtime_ns for path in folder.root.rglob("*.pt")} == before
+
+
+def test_samples_whose_dumps_are_gone_are_asked_again_and_only_they(engine, folder):
+    prompts = make_prompts(10)
+    _, store = start(engine, folder, prompts)
+    lost = {entry.key: entry for entry in list(store.ledger.finished())[2:5]}
+    for entry in lost.values():
+        folder.dump_path(entry.key, entry.dumps[0].name).unlink()
+    engine.asked.clear()
+    outcome, _ = start(engine, folder, prompts)
+    assert set(engine.asked) == set(lost)
+    assert outcome.num_done == 3
+
+
+def test_dumps_that_no_ledger_line_names_are_removed(engine, folder):
+    prompts = make_prompts(3)
+    start(engine, folder, prompts)
+    orphan = folder.dump_path("p000", "eh-0123abcd-zz-0.000000-000003.pt")
+    orphan.write_bytes(b"left by a kill")
+    (orphan.parent / f".{orphan.name}.99.part").write_bytes(b"half")
+    start(engine, folder, prompts)
+    assert not orphan.exists()
+    assert len(list(folder.root.glob("dumps/*/.*"))) == 0
+
+
+def test_a_sample_that_fails_once_is_asked_again_under_a_new_request_id(engine, folder):
+    def fail_first(prompt, number, answer):
+        if number == 1:
+            answer.dumps[0].unlink()
+            raise DataError("dumps stayed away")
+        return answer
+
+    engine.faults["p001"] = fail_first
+    outcome, _ = start(engine, folder, make_prompts(4))
+    assert outcome.num_done == 4
+    assert engine.asked["p001"] == 2
+    assert len({rid for rid in engine.rids if "-p001-" in rid}) == 2
+
+
+def test_a_second_start_never_uses_a_request_id_of_the_first(engine, folder):
+    prompts = make_prompts(4)
+
+    def die(prompt, number, answer):
+        raise EngineError("the server is gone")
+
+    engine.faults["p003"] = die
+    with pytest.raises(EngineError):
+        start(engine, folder, prompts)
+    engine.faults.clear()
+    start(engine, folder, prompts)
+    assert len(set(engine.rids)) == len(engine.rids)
+
+
+def test_a_sample_that_always_fails_is_recorded_with_its_reason_and_the_others_go_on(engine, folder):
+    def cached(prompt, number, answer):
+        return replace(answer, cached_tokens=2)
+
+    engine.faults["p002"] = cached
+    outcome, store = start(engine, folder, make_prompts(6))
+    assert outcome.num_done == 5
+    (failure,) = outcome.failures
+    assert failure.key == "p002"
+    assert "rows 0..1 are missing" in failure.reason
+    assert "--disable-radix-cache" in failure.reason
+    (entry,) = store.ledger.failed()
+    assert entry.reason == failure.reason
+    assert list(engine.spool.iterdir()) == []
+
+
+def test_a_failed_sample_is_tried_again_by_the_next_start(engine, folder):
+    prompts = make_prompts(4)
+    engine.faults["p002"] = lambda prompt, number, answer: replace(answer, cached_tokens=2)
+    start(engine, folder, prompts)
+    engine.faults.clear()
+    outcome, store = start(engine, folder, prompts)
+    assert outcome.num_done == 1
+    assert [*store.ledger.failed()] == []
+
+
+def test_too_many_failures_stop_the_run_and_say_the_commonest_reason(engine, folder):
+    prompts = make_prompts(20)
+    for prompt in prompts[5:12]:
+        engine.faults[prompt.key] = lambda prompt, number, answer: replace(answer, cached_tokens=2)
+    with pytest.raises(TooManyFailuresError, match="4 samples failed, more than --max-failed 3"):
+        start(engine, folder, prompts, max_failed=3)
+
+
+def test_a_dead_engine_ends_the_run_with_what_was_finished_kept(engine, folder):
+    prompts = make_prompts(12)
+
+    def die(prompt, number, answer):
+        raise EngineError("the server is gone", mend="See server.log")
+
+    engine.faults["p006"] = die
+    with pytest.raises(EngineError, match="the server is gone"):
+        start(engine, folder, prompts)
+    done = {entry.key for entry in open_run(folder, prompts).ledger.finished()}
+    engine.faults.clear()
+    engine.asked.clear()
+    start(engine, folder, prompts)
+    assert set(engine.asked) == {prompt.key for prompt in prompts} - done
+
+
+def test_a_full_disk_ends_the_run_with_both_numbers_and_keeps_what_was_finished(engine, folder, monkeypatch):
+    from eaglehs.extraction import run_store
+
+    moved = []
+    real = run_store._move
+
+    def full_after_three(source: Path, target: Path) -> None:
+        if len(moved) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        moved.append(target)
+        real(source, target)
+
+    monkeypatch.setattr(run_store, "_move", full_after_three)
+    prompts = make_prompts(8)
+    with pytest.raises(StorageError, match=r"\d bytes\) can't be kept in .*No space left.* bytes are free"):
+        start(engine, folder, prompts)
+    monkeypatch.undo()
+    outcome, store = start(engine, folder, prompts)
+    assert outcome.num_done == 5
+    assert len(list(store.ledger.finished())) == 8
+
+
+def test_a_row_of_another_request_never_counts(engine, folder):
+    from tests.fakes.engine import dump_prompt
+
+    prompts = make_prompts(3)
+
+    def swapped(prompt, number, answer):
+        answer.dumps[0].unlink()
+        other = replace(prompt, input_ids=prompt.input_ids[::-1].copy())
+        rid = engine.rids[-1]
+        return replace(answer, dumps=(dump_prompt(engine.spool, other, rid, engine.layers, engine.hidden_size),))
+
+    engine.faults["p001"] = swapped
+    outcome, _ = start(engine, folder, prompts)
+    assert [failure.key for failure in outcome.failures] == ["p001"]
+    assert "position 0" in outcome.failures[0].reason
