@@ -1,0 +1,325 @@
+"""Plan: which samples go to which shard, and every member's place and size there, known before the first state is.
+
+One pure function under `extract`, `pack`, resume, progress and the index. Token counts fix all sizes (`meta.json` is
+padded to a size of its own), so finished samples may be written in any order, by any worker, straight to their place.
+A sample that fails for good is taken out by laying out its one shard without it (`ShardPlan.without`); the others stay.
+
+A shard: samples one after another; a sample: `meta.json` and the arrays of schemas/states.py in their order; a
+member: a tar header of 512 bytes, the `.npy` header (builder/npy.py), the array, zeros up to 512; at the end two
+blocks of zeros and zeros up to a multiple of 10,240. The shard size bounds that whole file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..schemas.errors import DataError, UsageError
+from ..schemas.manifest import shard_name
+from ..schemas.sample import META_MEMBER, NO_NEXT_TOKEN, SampleMeta, meta_bytes
+from ..schemas.sizes import format_size
+from ..schemas.states import MAX_MEMBER_BYTES, ArraySpec, array_specs
+from .npy import MIN_PADDED_ARRAY_BYTES, PLAIN_HEADER_BYTES, padded_header_bytes
+from .tar_header import BLOCK, file_bytes, pad_to
+
+REFUSED_SHARD_BYTES = 50 * 1000**3
+"""The Hub refuses files over 50 GB, and uploads of files near it fail at random (huggingface_hub issue 1933)."""
+
+LARGE_SHARD_BYTES = 20 * 1000**3
+"""Above this a warning: the Hub advises files under 20 GB."""
+
+META = "meta"
+"""The name of `meta.json` among a sample's members, where the arrays have their own names."""
+
+
+class DuplicateKeyError(DataError):
+    """Two samples have one key: readers would merge them, or train on one twice."""
+
+
+class SampleTooLongError(DataError):
+    """An array of a sample would pass 2 GiB, which Arrow and so `datasets` can't hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSample:
+    """What must be known of a sample to lay it out."""
+
+    key: str
+    id: str
+    source: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetLayout:
+    """What is the same for all samples of a dataset."""
+
+    layers: tuple[int, ...]
+    hidden_size: int
+
+    @property
+    def specs(self) -> tuple[ArraySpec, ...]:
+        """The arrays of a sample, in member order."""
+        return _specs(self.layers, self.hidden_size)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a sample: each member stays under 2 GiB."""
+        return (MAX_MEMBER_BYTES - BLOCK * 20) // max(spec.row_bytes for spec in self.specs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPlan:
+    """One member of a shard: where its parts lie in the file."""
+
+    name: str
+    """Full name: `<key>.layer_3.bf16.npy`."""
+
+    array: str
+    """`meta`, `input_ids`, `loss_mask`, `layer_<k>` or `final`."""
+
+    header_offset: int
+    """Of the tar header; a multiple of 512."""
+
+    npy_bytes: int
+    """Length of the `.npy` header; 0 for `meta.json`."""
+
+    data_bytes: int
+    """Length of the array, or of the whole `meta.json`."""
+
+    @property
+    def npy_offset(self) -> int:
+        """Where the member's content begins: the `.npy` header, or the JSON."""
+        return self.header_offset + BLOCK
+
+    @property
+    def data_offset(self) -> int:
+        """Where the array begins; a multiple of 64."""
+        return self.header_offset + BLOCK + self.npy_bytes
+
+    @property
+    def size(self) -> int:
+        """The member's size as the tar header gives it."""
+        return self.npy_bytes + self.data_bytes
+
+    @property
+    def end(self) -> int:
+        """Where the next member's tar header begins."""
+        return self.header_offset + BLOCK + pad_to(self.size, BLOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedSample:
+    """A sample at its place in a shard."""
+
+    sample: PlannedSample
+    layout: DatasetLayout
+    start: int
+    """Offset of its first tar header."""
+
+    end: int
+    """Where the next sample begins."""
+
+    @property
+    def key(self) -> str:
+        """The sample's key."""
+        return self.sample.key
+
+    @property
+    def members(self) -> tuple[MemberPlan, ...]:
+        """The members in file order; computed anew each time, so that a plan of a million samples stays small."""
+        return tuple(place_members(self.sample, self.layout, self.start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """One shard: which samples, where, and the exact size of the file."""
+
+    number: int
+    layout: DatasetLayout
+    samples: tuple[PlacedSample, ...]
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Path within the dataset: `data/train-00000.tar`."""
+        return shard_name(self.number)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its samples."""
+        return sum(placed.sample.num_tokens for placed in self.samples)
+
+    def without(self, keys: Iterable[str]) -> ShardPlan:
+        """Return this shard laid out without some samples, under the same number; it may be left empty."""
+        left_out = frozenset(keys)
+        kept = [placed.sample for placed in self.samples if placed.key not in left_out]
+        return lay_out_shard(self.number, kept, self.layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole dataset."""
+
+    layout: DatasetLayout
+    shard_size_bytes: int
+    shuffle_seed: int | None
+    shards: tuple[ShardPlan, ...]
+    oversize: tuple[str, ...]
+    """Keys of samples that are larger than a shard may be; each has a shard of its own."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(len(shard.samples) for shard in self.shards)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shard files."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what the user should know before the work begins."""
+        if self.shard_size_bytes > LARGE_SHARD_BYTES:
+            yield f"shards of {format_size(self.shard_size_bytes)} are slow to resume; the Hub advises less than 20 GB"
+        limit = f"{self.shard_size_bytes} bytes ({format_size(self.shard_size_bytes)})"
+        for shard in self.shards:
+            if shard.size_bytes > self.shard_size_bytes:
+                key, size = shard.samples[0].key, format_size(shard.size_bytes)
+                yield f"sample {key} alone needs {size}, more than --shard-size {limit}: it has {shard.name} to itself"
+
+
+def plan_dataset(
+    samples: Sequence[PlannedSample], layout: DatasetLayout, *, shard_size_bytes: int, shuffle_seed: int | None = None
+) -> Plan:
+    """Divide `samples` over shards, in their order or in the one that `shuffle_seed` gives.
+
+    Raises:
+        UsageError: the shard size is 50 GB or more.
+        DuplicateKeyError: two samples have one key.
+        SampleTooLongError: a sample has more tokens than a member may hold.
+    """
+    if shard_size_bytes >= REFUSED_SHARD_BYTES:
+        raise UsageError(
+            f"a shard size of {format_size(shard_size_bytes)} ({shard_size_bytes} bytes) is too large",
+            why="The Hub refuses files over 50 GB",
+            mend="Give --shard-size 2GB, or anything below 50GB",
+        )
+    _check_samples(samples, layout)
+    ordered = samples if shuffle_seed is None else shuffled(samples, shuffle_seed)
+    shards = tuple(_divide(ordered, layout, shard_size_bytes))
+    oversize = tuple(shard.samples[0].key for shard in shards if shard.size_bytes > shard_size_bytes)
+    return Plan(
+        layout=layout, shard_size_bytes=shard_size_bytes, shuffle_seed=shuffle_seed, shards=shards, oversize=oversize
+    )
+
+
+def shuffled(samples: Sequence[PlannedSample], seed: int) -> list[PlannedSample]:
+    """Return the samples sorted by the BLAKE2b of `<seed>:<key>`: the same order on every machine and Python."""
+
+    def rank(sample: PlannedSample) -> bytes:
+        return hashlib.blake2b(f"{seed}:{sample.key}".encode(), digest_size=16).digest()
+
+    return sorted(samples, key=rank)
+
+
+def lay_out_shard(number: int, samples: Sequence[PlannedSample], layout: DatasetLayout) -> ShardPlan:
+    """Place `samples` one after another in shard `number`, whatever its size becomes."""
+    placed, end = [], 0
+    for sample in samples:
+        placed.append(place_sample(sample, layout, end))
+        end = placed[-1].end
+    return ShardPlan(number=number, layout=layout, samples=tuple(placed), size_bytes=file_bytes(end))
+
+
+def place_sample(sample: PlannedSample, layout: DatasetLayout, start: int) -> PlacedSample:
+    """Return `sample` at offset `start`; how long it is there depends on the start, by the padding."""
+    end = start
+    for member in place_members(sample, layout, start):
+        end = member.end
+    return PlacedSample(sample=sample, layout=layout, start=start, end=end)
+
+
+def place_members(sample: PlannedSample, layout: DatasetLayout, start: int) -> Iterator[MemberPlan]:
+    """Yield the members of a sample that begins at offset `start`, in file order."""
+    meta = MemberPlan(
+        name=f"{sample.key}.{META_MEMBER}",
+        array=META,
+        header_offset=start,
+        npy_bytes=0,
+        data_bytes=_meta_bytes(sample, layout.layers),
+    )
+    yield meta
+    offset = meta.end
+    for spec in layout.specs:
+        data_bytes = sample.num_tokens * spec.row_bytes
+        is_padded = spec.is_state and data_bytes >= MIN_PADDED_ARRAY_BYTES
+        member = MemberPlan(
+            name=f"{sample.key}.{spec.member}",
+            array=spec.name,
+            header_offset=offset,
+            npy_bytes=padded_header_bytes(offset + BLOCK, data_bytes) if is_padded else PLAIN_HEADER_BYTES,
+            data_bytes=data_bytes,
+        )
+        yield member
+        offset = member.end
+
+
+def _divide(samples: Iterable[PlannedSample], layout: DatasetLayout, limit: int) -> Iterator[ShardPlan]:
+    number, placed = 0, list[PlacedSample]()
+    for sample in samples:
+        here = place_sample(sample, layout, placed[-1].end if placed else 0)
+        if placed and file_bytes(here.end) > limit:
+            yield _shard(number, layout, placed)
+            number, placed = number + 1, []
+            here = place_sample(sample, layout, 0)
+        placed.append(here)
+    if placed:
+        yield _shard(number, layout, placed)
+
+
+def _shard(number: int, layout: DatasetLayout, placed: Sequence[PlacedSample]) -> ShardPlan:
+    return ShardPlan(number=number, layout=layout, samples=tuple(placed), size_bytes=file_bytes(placed[-1].end))
+
+
+def _check_samples(samples: Iterable[PlannedSample], layout: DatasetLayout) -> None:
+    ids: dict[str, str] = {}
+    for sample in samples:
+        if sample.key in ids:
+            raise DuplicateKeyError(
+                f"key {sample.key} is used by two samples: id {ids[sample.key]!r} and id {sample.id!r}",
+                why="Readers would merge them into one sample",
+                mend="Give each prompt an id of its own",
+            )
+        ids[sample.key] = sample.id
+        if sample.num_tokens > layout.max_tokens:
+            raise SampleTooLongError(
+                f"{sample.key}: {sample.num_tokens} tokens of width {layout.hidden_size} make an array over 2 GiB",
+                why="Arrow, and so `datasets`, can't hold it",
+                mend=f"Extract with --max-tokens {layout.max_tokens} or less",
+            )
+
+
+def _meta_bytes(sample: PlannedSample, layers: tuple[int, ...]) -> int:
+    meta = SampleMeta(
+        key=sample.key,
+        id=sample.id,
+        source=sample.source,
+        num_tokens=sample.num_tokens,
+        num_trainable=0,
+        next_token=NO_NEXT_TOKEN,
+        xxh3_128={},
+    )
+    return meta_bytes(meta, layers)
+
+
+@lru_cache(maxsize=64)
+def _specs(layers: tuple[int, ...], hidden_size: int) -> tuple[ArraySpec, ...]:
+    return array_specs(layers, hidden_size)

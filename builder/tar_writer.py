@@ -1,0 +1,142 @@
+"""Writes whole samples to their planned place in a shard. Tensor bytes go from dump to shard inside the kernel.
+
+    ShardWriter(file, plan)       the file gets its final size; what is not written reads as zeros: padding and end
+    .write_sample(placed, ...)    headers, meta.json, and each array from its pieces; any order, any number of times
+
+The caller opens the file under a hidden name and renames it when all samples are in (schemas/atomic.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ..schemas.errors import DataError
+from .npy import npy_header
+from .plan import META, MemberPlan, PlacedSample, ShardPlan
+from .tar_header import tar_header
+
+_STEP_BYTES = 64 * 1024 * 1024
+"""Bytes of one kernel copy: long enough to cost nothing, short enough that Ctrl-C is heard."""
+
+_BUFFER_BYTES = 4 * 1024 * 1024
+_CANT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
+"""What a kernel or file system answers that can't copy between these two files in this way."""
+
+
+class SourceCutError(DataError):
+    """A dump became shorter between its check and its copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRange:
+    """Bytes of an open file."""
+
+    path: Path
+    """For errors."""
+
+    handle: int
+    """File descriptor, open for reading; its position is neither used nor changed."""
+
+    offset: int
+    length: int
+
+
+Piece = bytes | memoryview | FileRange
+"""Part of an array's bytes, in row order."""
+
+
+class ShardWriter:
+    """One shard under construction; one thread at a time."""
+
+    def __init__(self, out: BinaryIO, shard: ShardPlan) -> None:
+        """Give the open file `out` the shard's final size; a part file that is taken up again keeps its content."""
+        self._out = out.fileno()
+        self._shard = shard
+        os.ftruncate(self._out, shard.size_bytes)
+
+    def write_sample(self, placed: PlacedSample, meta: bytes, arrays: Mapping[str, Sequence[Piece]]) -> None:
+        """Write all members of one sample to their place.
+
+        `meta` is what schemas/sample.py `meta_content` returns; `arrays` has the pieces of each array by name.
+
+        Raises:
+            SourceCutError: a dump ended before the range that was promised.
+        """
+        widths = {spec.name: (spec.dtype, spec.width) for spec in placed.layout.specs}
+        for member in placed.members:
+            pieces: Sequence[Piece] = [meta] if member.array == META else arrays[member.array]
+            length = sum(_length(piece) for piece in pieces)
+            assert length == member.data_bytes, f"{member.name}: {length} bytes for a place of {member.data_bytes}"
+            header = tar_header(member.name, member.size)
+            if member.array != META:
+                dtype, width = widths[member.array]
+                header += npy_header(dtype, (placed.sample.num_tokens, width), member.npy_bytes)
+            _write_all(self._out, header, member.header_offset)
+            self._write_pieces(member, pieces)
+
+    def _write_pieces(self, member: MemberPlan, pieces: Sequence[Piece]) -> None:
+        offset = member.data_offset
+        for piece in pieces:
+            if isinstance(piece, FileRange):
+                copy_range(piece, self._out, offset)
+            else:
+                _write_all(self._out, piece, offset)
+            offset += _length(piece)
+
+
+def copy_range(source: FileRange, out: int, offset: int) -> None:
+    """Copy a range of one file to `offset` of the open file `out`: in the kernel where it can, else through a buffer.
+
+    Raises:
+        SourceCutError: the source ends before the range does.
+    """
+    done = 0
+    for way in (_copy_file_range, _sendfile, _read_write):
+        try:
+            while done < source.length:
+                step = way(source, out, offset, done)
+                if step == 0:  # some kernels answer 0 for files that they can't copy: the next way tells
+                    break
+                done += step
+        except OSError as fault:
+            if fault.errno not in _CANT_COPY or way is _read_write:
+                raise
+        if done == source.length:
+            return
+    raise SourceCutError(
+        f"{source.path}: ends {source.length - done} bytes before the array at offset {source.offset} does",
+        why="The file was changed while it was packed",
+        mend="Stop what writes to the run's folder and pack again",
+    )
+
+
+def _copy_file_range(source: FileRange, out: int, offset: int, done: int) -> int:
+    step = min(source.length - done, _STEP_BYTES)
+    return os.copy_file_range(source.handle, out, step, offset_src=source.offset + done, offset_dst=offset + done)
+
+
+def _sendfile(source: FileRange, out: int, offset: int, done: int) -> int:
+    os.lseek(out, offset + done, os.SEEK_SET)
+    return os.sendfile(out, source.handle, source.offset + done, min(source.length - done, _STEP_BYTES))
+
+
+def _read_write(source: FileRange, out: int, offset: int, done: int) -> int:
+    block = os.pread(source.handle, min(source.length - done, _BUFFER_BYTES), source.offset + done)
+    _write_all(out, block, offset + done)
+    return len(block)
+
+
+def _write_all(out: int, content: bytes | memoryview, offset: int) -> None:
+    view = memoryview(content).cast("B")
+    while view:
+        written = os.pwrite(out, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _length(piece: Piece) -> int:
+    return piece.length if isinstance(piece, FileRange) else memoryview(piece).nbytes
