@@ -9,6 +9,7 @@ stream visibly, so that a state of a neighbouring layer can't pass either.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,10 +172,10 @@ def _mlp(generator: Generator, prefix: str, width: int) -> _Named:
 def _matrix(generator: Generator, rows: int, columns: int) -> Tensor:
     import torch
 
-    return (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(torch.bfloat16)
+    return (torch.randn(rows, columns, generator=generator) / math.sqrt(columns)).to(torch.bfloat16)
 
 
 def _norm(generator: Generator, width: int) -> Tensor:
     import torch
 
-    return (0.5 + torch.rand(width, generator=generator)).to(torch.bfloat16)
+    return torch.empty(width).uniform_(0.5, 1.5, generator=generator).to(torch.bfloat16)

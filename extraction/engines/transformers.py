@@ -1,0 +1,218 @@
+"""The embedded engine: transformers in this process, one prompt at a time, on the CPU or one GPU.
+
+It is the reference that SGLang's states are compared with, and what a machine without SGLang gets. Prompts never
+share a batch, so the same prompt gives the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import platform
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ...schemas.dump import DumpName
+from ...schemas.errors import DataError, EngineError
+from ...schemas.prompt import Prompt
+from ...schemas.run import EngineFacts
+from ...schemas.states import check_layers
+from ..sink import write_dump
+from .protocol import Answer
+from .taps import Taps, check_taps
+
+
+class PromptRefusedError(DataError):
+    """A prompt that the model can't run right: no tokens, too many, or ids that it does not have."""
+
+
+class ModelLoadError(EngineError):
+    """The model could not be loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersSettings:
+    """What to load, what to keep and where to put it."""
+
+    model: str
+    """Folder or Hub name."""
+
+    layers: tuple[int, ...]
+    spool: Path
+    """Folder for the dumps; made if missing."""
+
+    revision: str | None = None
+    trust_remote_code: bool = False
+    device: str = "auto"
+    """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:1`."""
+
+
+class TransformersEngine:
+    """Engine (protocol.py) that runs prompts through a transformers model in a thread of its own."""
+
+    concurrency = 1
+
+    def __init__(self, settings: TransformersSettings) -> None:
+        """Load the model, hook into it and prove that the hooks hold the right states. Takes as long as loading does.
+
+        Raises:
+            UsageError: a layer is out of range.
+            ModelLoadError: the model can't be loaded.
+            UnknownBackboneError, WrongStateError: its states can't be taken right; see taps.py.
+        """
+        self._settings = settings
+        self._device = _device(settings.device)
+        config = _load_config(settings)
+        self._text_config = config.get_text_config()
+        num_layers: int = self._text_config.num_hidden_layers
+        layers = check_layers(settings.layers, num_layers)
+        settings.spool.mkdir(parents=True, exist_ok=True)
+        self._model = _load_model(settings, config, self._device)
+        self._taps = Taps(self._model, layers, num_layers)
+        check_taps(self._model, self._taps, self._text_config.vocab_size)
+        self._last_logits_only = _last_logits_only(self._model)
+        # One thread, so that prompts never overlap: the taps hold the states of one forward pass.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eaglehs-transformers")
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Versions and device, for run.json."""
+        return EngineFacts(
+            name="transformers",
+            versions={
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            command=(),
+            environment={},
+            device=_device_name(self._device),
+        )
+
+    async def capture(self, prompt: Prompt, rid: str) -> Answer:
+        """Run one prompt; its states are one dump in the spool when this returns.
+
+        Raises:
+            PromptRefusedError: the prompt is empty, longer than the model's context or holds an unknown id.
+            WrongStateError: a state did not come as it did at load.
+            DumpWriteError: the spool is full or gone.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._capture, prompt, rid)
+
+    def close(self) -> None:
+        """Wait for the prompt that is under way and let the thread go."""
+        self._worker.shutdown()
+
+    def _capture(self, prompt: Prompt, rid: str) -> Answer:
+        ids = [int(token) for token in prompt.input_ids]
+        self._check_prompt(prompt.key, ids)
+        next_token = self._forward(prompt.key, ids)
+        path = write_dump(
+            self._settings.spool,
+            DumpName(rid=rid, start=0, end=len(ids)),
+            layers=self._taps.layers,
+            prompt_tokens=len(ids),
+            input_ids=torch.tensor(ids, dtype=torch.int32),
+            states=self._taps.take(),
+        )
+        return Answer(dumps=(path,), next_token=next_token, cached_tokens=0)
+
+    @torch.inference_mode()
+    def _forward(self, key: str, ids: Sequence[int]) -> int:
+        """Run the model over `ids` and return the likeliest next token; the taps then hold the states."""
+        ids_1T = torch.tensor([ids], device=self._device)
+        try:
+            logits_1TV = self._model(input_ids=ids_1T, use_cache=False, **self._last_logits_only).logits
+        except torch.OutOfMemoryError as fault:
+            torch.cuda.empty_cache()
+            raise PromptRefusedError(
+                f"{key}: {len(ids)} tokens do not fit into the memory of {self._device}",
+                mend="Cut prompts with --max-tokens, or use --engine sglang, which prefills in chunks",
+            ) from fault
+        return int(logits_1TV[0, -1].argmax())
+
+    def _check_prompt(self, key: str, ids: Sequence[int]) -> None:
+        if not ids:
+            raise PromptRefusedError(f"{key}: the prompt has no tokens")
+        vocab_size: int = self._text_config.vocab_size
+        for position, token in enumerate(ids):
+            if not 0 <= token < vocab_size:
+                raise PromptRefusedError(
+                    f"{key}: token {token} at position {position} is outside the model's vocabulary of {vocab_size}",
+                    why="The prompts were made with another model's tokenizer",
+                )
+        longest = getattr(self._text_config, "max_position_embeddings", None)
+        if longest is not None and len(ids) > longest:
+            raise PromptRefusedError(
+                f"{key}: {len(ids)} tokens are more than the model's context of {longest}",
+                mend=f"Cut prompts with --max-tokens {longest}",
+            )
+
+
+def _device(name: str) -> torch.device:
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device}: {torch.cuda.get_device_name(device)}"
+    return f"{device}, {torch.get_num_threads()} threads"
+
+
+def _load_config(settings: TransformersSettings) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            settings.model, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as fault:
+        raise _load_error(settings.model, fault) from fault
+
+
+def _load_model(settings: TransformersSettings, config: Any, device: torch.device) -> Any:
+    if device.type == "cuda":
+        _repeat_bits_on_cuda()
+    transformers.utils.logging.disable_progress_bar()  # it would draw over the command's own
+    try:
+        model = _auto_class(config).from_pretrained(
+            settings.model,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            dtype=torch.bfloat16,
+        )
+        return model.to(device).eval()
+    except (OSError, ValueError, ImportError, RuntimeError) as fault:
+        raise _load_error(settings.model, fault) from fault
+
+
+def _auto_class(config: Any) -> Any:
+    """Return the auto class for the model: wrappers around a language model are filed under image-text-to-text."""
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    return transformers.AutoModelForCausalLM if is_causal or has_own_code else transformers.AutoModelForImageTextToText
+
+
+def _last_logits_only(model: Any) -> dict[str, int]:
+    """Return the argument that spares the logits of all rows but the last: 2.7 GB for 8,192 rows of Kimi-K2.5."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def _repeat_bits_on_cuda() -> None:
+    """Choose kernels that sum in a fixed order; the atomics of expert layers would differ from run to run."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+
+
+def _load_error(model: str, fault: Exception) -> ModelLoadError:
+    first_line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
+    trust = "trust_remote_code" in str(fault)
+    return ModelLoadError(
+        f"transformers can't load {model}: {first_line}",
+        mend="Give --trust-remote-code if you trust its code" if trust else "",
+    )
