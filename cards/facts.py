@@ -1,0 +1,83 @@
+"""The manifest's numbers, as the card speaks of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..schemas.manifest import Manifest
+from ..schemas.sizes import format_size
+from ..schemas.states import array_specs, bytes_per_token
+
+_DEFAULT_BUFFER = 1_000
+_SIZE_CATEGORIES = (
+    (1_000, "n<1K"),
+    (10_000, "1K<n<10K"),
+    (100_000, "10K<n<100K"),
+    (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """What the card says that is not in the manifest word for word."""
+
+    title: str
+    bytes_per_token: int
+    """Ids, mask and states of one token."""
+
+    payload_bytes: int
+    """All arrays of all samples, without tar and `.npy` headers."""
+
+    default_buffer_bytes: int
+    """What the shuffle buffer of stock `datasets`, 1,000 samples by default, would hold."""
+
+    size_category: str
+    """The Hub's name for the number of rows."""
+
+    rows: tuple[tuple[str, str], ...]
+    """The table of facts: label, value."""
+
+
+def card_facts(manifest: Manifest) -> CardFacts:
+    """Return the card's figures; all of them follow from `manifest` alone."""
+    totals = manifest.totals
+    num_samples = max(totals.num_samples, 1)
+    per_token = bytes_per_token(manifest.layers, manifest.model.hidden_size)
+    return CardFacts(
+        title=f"EAGLE-3 hidden states of {_short_name(manifest.model.name)}",
+        bytes_per_token=per_token,
+        payload_bytes=per_token * totals.num_tokens,
+        default_buffer_bytes=per_token * totals.num_tokens * min(_DEFAULT_BUFFER, num_samples) // num_samples,
+        size_category=_size_category(totals.num_samples),
+        rows=_rows(manifest, per_token),
+    )
+
+
+def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:
+    totals, model = manifest.totals, manifest.model
+    percent = 100 * totals.num_trainable / max(totals.num_tokens, 1)
+    num_samples = max(totals.num_samples, 1)
+    sample_bytes = totals.size_bytes / num_samples
+    states = ", ".join(spec.name for spec in array_specs(manifest.layers, model.hidden_size) if spec.is_state)
+    return (
+        ("samples", f"{totals.num_samples:,}"),
+        ("tokens", f"{totals.num_tokens:,}"),
+        ("tokens to train on (loss mask 1)", f"{totals.num_trainable:,} ({percent:.1f} %)"),
+        ("shards", f"{len(manifest.shards):,} of at most {format_size(manifest.shard_size_bytes)}"),
+        ("size", f"{format_size(totals.size_bytes)} ({totals.size_bytes:,} bytes)"),
+        ("mean sample", f"{totals.num_tokens / num_samples:,.0f} tokens, {format_size(sample_bytes)}"),
+        ("bytes a token", f"{per_token:,}"),
+        ("states", f"{states}: {manifest.dtype}, width {model.hidden_size:,}"),
+        ("model", f"{model.name}, {model.num_layers} decoder layers, vocabulary {model.vocab_size:,}"),
+    )
+
+
+def _short_name(name: str) -> str:
+    """Return a Hub name as it is, and of a local folder its last part: the path says nothing to a reader elsewhere."""
+    name = name.encode("utf-8", "replace").decode()
+    return name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
+
+
+def _size_category(num_samples: int) -> str:
+    return next((name for limit, name in _SIZE_CATEGORIES if num_samples < limit), "n>10M")

@@ -1,0 +1,45 @@
+"""Every figure of the card follows from the manifest."""
+
+from dataclasses import replace
+
+from eaglehs.cards.facts import card_facts
+from eaglehs.schemas.manifest import Totals
+
+from tests.factories.manifests import make_manifest
+
+
+def test_the_reference_run_has_its_known_figures():
+    kimi = replace(make_manifest().model, hidden_size=7168)
+    totals = Totals(num_samples=10_000, num_tokens=17_300_000, num_trainable=8_650_000, size_bytes=992_400_000_000)
+    facts = card_facts(make_manifest(model=kimi, totals=totals))
+    assert facts.bytes_per_token == 4 * 2 * 7168 + 5
+    assert facts.payload_bytes == 17_300_000 * 57_349
+    assert facts.size_category == "10K<n<100K"
+    rows = dict(facts.rows)
+    assert rows["mean sample"] == "1,730 tokens, 99.2 MB"
+    assert rows["tokens to train on (loss mask 1)"] == "8,650,000 (50.0 %)"
+    assert facts.default_buffer_bytes == 17_300_000 * 57_349 // 10
+
+
+def test_a_small_set_fills_no_default_shuffle_buffer():
+    facts = card_facts(make_manifest())
+    assert facts.default_buffer_bytes == facts.payload_bytes
+
+
+def test_a_local_model_is_titled_by_its_last_part():
+    local = replace(make_manifest().model, name="/srv/models/tiny-kimi/")
+    assert card_facts(make_manifest(model=local)).title == "EAGLE-3 hidden states of tiny-kimi"
+
+
+def test_size_categories_are_the_hubs():
+    def category(num_samples: int) -> str:
+        totals = Totals(num_samples=num_samples, num_tokens=1, num_trainable=1, size_bytes=1)
+        return card_facts(make_manifest(totals=totals)).size_category
+
+    assert [category(n) for n in (999, 1_000, 99_999, 100_000, 50_000_000)] == [
+        "n<1K",
+        "1K<n<10K",
+        "10K<n<100K",
+        "100K<n<1M",
+        "n>10M",
+    ]
