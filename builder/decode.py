@@ -1,0 +1,178 @@
+"""A row of any reader to tensors, bit for bit: stock `datasets`, `webdataset`, or the raw members of a shard.
+
+The states come as uint16 numbers that are the bits of bfloat16 (numpy has no bfloat16). Seen as bfloat16 they are free
+and exact; anything that computed with the numbers on the way is refused with the reason, since a state that was cast
+can't be told from a right one later.
+
+Shape legend: T tokens, H hidden width.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..schemas.errors import DataError
+from ..schemas.sample import META_MEMBER
+from ..schemas.states import FINAL, INPUT_IDS, LOSS_MASK, is_state_name
+
+DecodedSample = dict[str, Any]
+"""`key` str, `input_ids` int32 [T], `loss_mask` uint8 [T], and each state, `layer_<k>` and `final`, bfloat16 [T, H]."""
+
+_BITS_SUFFIX = ".bf16.npy"
+_BITS: np.dtype[Any] = np.dtype("<u2")
+_DTYPES: dict[str, np.dtype[Any]] = {INPUT_IDS: np.dtype("<i4"), LOSS_MASK: np.dtype("|u1")}
+
+
+class ColumnError(DataError):
+    """A column of a row is not what the shard holds: absent, cast, or of another shape."""
+
+    def __init__(self, column: str, what: str, *, why: str = "", mend: str = "") -> None:
+        """`column` is the name in the row, such as `layer_3.bf16.npy`."""
+        self.column = column
+        super().__init__(f"{column}: {what}", why=why, mend=mend)
+
+
+def decode(sample: Mapping[str, Any]) -> DecodedSample:
+    """Return the tensors of one row: what `DecodedSample` says, for the arrays that the row has.
+
+    Takes a row of stock `datasets` (streaming or not, features declared or guessed), a sample of `webdataset` with or
+    without `.decode()`, and either of them after a `DataLoader`. Other columns are left alone. States share memory
+    with the row where it is writable; read-only memory and bytes are copied. `key` is "" where the row names none.
+
+    Raises:
+        ColumnError: a column was cast or cut, lacks a value, or differs in length from the others; it is named.
+        DataError: the row has none of our columns.
+    """
+    arrays = {name: _tensor(name, column, sample[column]) for name, column in _columns(sample)}
+    if not arrays:
+        raise DataError(
+            f"no sample of eaglehs: the row has columns {', '.join(map(str, list(sample)[:8])) or '(none)'}",
+            why="Expected input_ids.npy, loss_mask.npy, layer_<k>.bf16.npy and final.bf16.npy",
+        )
+    _check_lengths(arrays)
+    return {"key": _key(sample), **arrays}
+
+
+def column_of(array: str) -> str:
+    """Return the column in which stock readers have an array: `layer_3` stands in `layer_3.bf16.npy`."""
+    return f"{array}{_BITS_SUFFIX}" if is_state_name(array) else f"{array}.npy"
+
+
+def is_decoded(sample: Mapping[str, Any]) -> bool:
+    """Tell whether `sample` has the form that `decode` returns."""
+    return any(name in sample for name in (INPUT_IDS, LOSS_MASK, FINAL)) or any(map(is_state_name, sample))
+
+
+def _columns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for column in sample:
+        if column in (f"{INPUT_IDS}.npy", f"{LOSS_MASK}.npy"):
+            yield column.removesuffix(".npy"), column
+        elif column.endswith(_BITS_SUFFIX) and is_state_name(column.removesuffix(_BITS_SUFFIX)):
+            yield column.removesuffix(_BITS_SUFFIX), column
+
+
+def _tensor(name: str, column: str, value: object) -> torch.Tensor:
+    is_state = is_state_name(name)
+    dtype = _DTYPES.get(name, _BITS)
+    if isinstance(value, torch.Tensor) and is_state and value.dtype == torch.bfloat16:
+        return _shaped(column, value, is_state=True)
+    array = _array(column, value, dtype)
+    if array.dtype != dtype:
+        raise _cast_error(column, array.dtype, dtype)
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return _shaped(column, tensor.view(torch.bfloat16) if is_state else tensor, is_state=is_state)
+
+
+def _array(column: str, value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if value is None:
+        raise ColumnError(column, "the sample has no such member", why="Its shard is damaged, or not of this dataset")
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.dtype == torch.bfloat16:
+            raise ColumnError(column, "bfloat16 numbers where whole numbers belong")
+        array: np.ndarray[Any, Any] = value.numpy()
+        return array
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _array_of_member(column, bytes(value))
+    if isinstance(value, list | tuple):
+        return _array_of_rows(column, value, dtype)
+    raise ColumnError(column, f"a value of type {type(value).__name__}, expected an array")
+
+
+def _array_of_member(column: str, content: bytes) -> np.ndarray[Any, Any]:
+    try:
+        array: np.ndarray[Any, Any] = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as fault:
+        raise ColumnError(column, f"its bytes are no .npy array ({fault})") from None
+    return array
+
+
+def _array_of_rows(column: str, rows: list[Any] | tuple[Any, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return guessed types as an array: a list of row arrays, or nested lists of plain numbers."""
+    if not rows:
+        raise ColumnError(column, "no rows")
+    try:
+        if isinstance(rows[0], torch.Tensor):
+            return torch.stack(list(rows)).numpy()
+        array = np.asarray(rows)
+    except (ValueError, TypeError, RuntimeError):
+        raise ColumnError(column, "rows of different lengths or types") from None
+    if isinstance(rows[0], np.ndarray) or array.dtype.kind not in "iu":
+        return array
+    limits = np.iinfo(dtype)
+    if array.min() < limits.min or array.max() > limits.max:
+        raise ColumnError(column, f"numbers out of {dtype.name}'s range")
+    return array.astype(dtype)  # plain Python numbers have no type of their own: nothing was cast
+
+
+def _cast_error(column: str, found: np.dtype[Any], expected: np.dtype[Any]) -> ColumnError:
+    what = f"{found.name} values, expected {expected.name}"
+    if found.kind == "f":
+        return ColumnError(
+            column,
+            what,
+            why="The bits were taken for numbers and converted: NaNs, signed zeros and the states themselves are lost",
+            mend="Read the shards again without a cast; `.bf16.npy` columns are to be viewed as bfloat16, never cast",
+        )
+    if found == np.int64:
+        return ColumnError(
+            column,
+            what,
+            why='with_format("torch") and with_format("numpy") of `datasets` widen integers to four times the memory',
+            mend="Leave with_format out: rows then hold numpy arrays of the stored types, which this function takes",
+        )
+    return ColumnError(column, what, mend="Read the shard's columns as they are stored")
+
+
+def _shaped(column: str, tensor: torch.Tensor, *, is_state: bool) -> torch.Tensor:
+    shape = tuple(tensor.shape)
+    if is_state and len(shape) == 2:
+        return tensor
+    if not is_state and len(shape) == 2 and shape[1] == 1:
+        return tensor[:, 0]
+    if not is_state and len(shape) == 1:
+        return tensor
+    raise ColumnError(column, f"shape {list(shape)}, expected {'[T, H]' if is_state else '[T, 1]'}")
+
+
+def _check_lengths(arrays: Mapping[str, torch.Tensor]) -> None:
+    first, T = next((name, len(tensor)) for name, tensor in arrays.items())
+    for name, tensor in arrays.items():
+        if len(tensor) != T:
+            raise ColumnError(
+                column_of(name),
+                f"{len(tensor)} rows, but {column_of(first)} has {T}",
+                why="Rows of one sample belong together; something cut one array without the others",
+            )
+
+
+def _key(sample: Mapping[str, Any]) -> str:
+    meta = sample.get(META_MEMBER)
+    key = sample.get("__key__") or (meta.get("key") if isinstance(meta, Mapping) else None)
+    return str(key) if key else ""
