@@ -45,7 +45,8 @@ def mask_from_offsets(spans: Sequence[Span], offsets: Sequence[Span]) -> Mask:
         return mask_T
     starts_T, ends_T = np.asarray(offsets, np.int64).T
     for start, end in spans:
-        mask_T[(ends_T > start) & (starts_T < end)] = 1
+        if start < end:  # an empty span inside a token shares nothing with it
+            mask_T[(ends_T > start) & (starts_T < end)] = 1
     return mask_T
 
 
