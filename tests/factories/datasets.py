@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.manifest import DatasetFolder, Manifest
+from eaglehs.schemas.progress import Silent
 
-from tests.factories.packing import pack_by_hand
 from tests.factories.runs import SyntheticRun, make_run
 
 
@@ -29,7 +30,7 @@ class SyntheticDataset:
     @property
     def keys(self) -> list[str]:
         """Keys of the samples that are in the dataset, in order."""
-        return [prompt.key for prompt in self.run.prompts if prompt.key not in self.run.failed]
+        return [prompt.key for prompt in self.run.prompts if prompt.key in self.run.next_tokens]
 
     @property
     def shards(self) -> list[Path]:
@@ -47,5 +48,6 @@ def make_dataset(root: Path, *, shard_size_bytes: int = 20_480, **run_options: o
     No card is written.
     """
     run = make_run(root / "run", **run_options)  # type: ignore[arg-type]
-    pack_by_hand(run, root / "dataset", shard_size_bytes)
+    settings = PackSettings(shard_size_bytes=shard_size_bytes, allow_partial=True)
+    pack_run(run.root, root / "dataset", settings, Silent())
     return SyntheticDataset(folder=DatasetFolder(root / "dataset"), run=run)
