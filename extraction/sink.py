@@ -71,8 +71,9 @@ def write_dump(  # noqa: PLR0913 - the fields of one file, by name; a record of 
     }
     path = folder / name.filename
     try:
-        # A retracted request computes the same rows again: two threads may be at the same name at once.
-        with staged(path, tag=str(threading.get_native_id())) as out:
+        # A retracted request computes the same rows again: two threads may be at the same name at once. Not durable:
+        # after a power cut nobody trusts the spool, and whoever keeps a dump syncs it before saying so.
+        with staged(path, tag=str(threading.get_native_id()), durable=False) as out:
             torch.save(record, out)  # lets go of the GIL while it writes; 1.2 GB/s a thread into /dev/shm
     except (OSError, RuntimeError) as fault:
         raise DumpWriteError(path, _system_error(fault)) from fault

@@ -10,20 +10,23 @@ from typing import BinaryIO
 
 
 @contextmanager
-def staged(final: Path, *, tag: str = "") -> Iterator[BinaryIO]:
+def staged(final: Path, *, tag: str = "", durable: bool = True) -> Iterator[BinaryIO]:
     """Open a hidden sibling of `final` for writing; give it that name only if the block ends well.
 
     The sibling is `.<name>.<pid>.part`, or `.<name>.<pid>-<tag>.part` where several threads of a process may be at the
-    same name at once. On an exception it is removed and nothing has the final name.
+    same name at once. On an exception it is removed and nothing has the final name. Not `durable`: whole or absent to
+    every other process, but not after a power cut; for files that nobody trusts after one.
     """
     part = part_path(final, tag=tag)
     try:
         with part.open("w+b") as out:
             yield out
             out.flush()
-            os.fsync(out.fileno())  # a rename must not outlive its bytes after a power cut
+            if durable:
+                os.fsync(out.fileno())  # a rename must not outlive its bytes after a power cut
         part.replace(final)
-        sync_folder(final.parent)
+        if durable:
+            sync_folder(final.parent)
     finally:
         part.unlink(missing_ok=True)
 

@@ -1,0 +1,1 @@
+"""The rig that runs real SGLang without a GPU: see README.md."""
