@@ -1,0 +1,207 @@
+"""The engine for real runs: prompts to a patched SGLang server over HTTP, states back as dumps in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+
+from ...schemas.errors import DataError, EngineError
+from ...schemas.prompt import Prompt
+from ...schemas.run import EngineFacts
+from ..dump_watcher import DumpWatcher
+from ..rows import RowsOf
+from ..server import Server
+from ..server_checks import read_status
+from ..server_http import Generated, RequestRefusedError, generate_body, headers, read_generated
+from ..server_ready import describe
+from .protocol import Answer
+
+DEFAULT_CONCURRENCY = 16
+"""Enough prompts of some thousand tokens to fill SGLang's prefill batches; more would only wait in its queue."""
+
+DUMP_TIMEOUT_S = 120.0
+"""From a request's answer to its last dump. The plugin holds a few batches at most, so this is a very slow disk."""
+
+REQUEST_TIMEOUT_S = 3600.0
+"""From sending to the answer; long, since requests wait in the server's queue and a first one compiles kernels."""
+
+_LOOK_EVERY_S = 0.5
+_CONNECT_TIMEOUT_S = 10.0
+_DEATH_NOTICE_S = 5.0
+"""A server that has dropped a connection is often about to end: wait for that, its log says more than the socket."""
+
+
+class MissingRowsError(DataError):
+    """Dumps of a request stayed away or came short."""
+
+    def __init__(self, rows: RowsOf, missing: list[tuple[int, int]], cached_tokens: int, said: str) -> None:
+        """`missing` are gaps (first row, row after the last); `said` is what the plugin says of itself."""
+        self.rid = rows.rid
+        self.missing = tuple(missing)
+        self.cached_tokens = cached_tokens
+        gaps = ", ".join(f"{start}..{end - 1}" for start, end in missing)
+        cached = f"The server took {cached_tokens} tokens from its prefix cache and never computed them"
+        super().__init__(
+            f"{rows.rid}: rows {gaps} of {rows.num_tokens} are missing (cached_tokens {cached_tokens})",
+            why=cached if cached_tokens else said,
+            mend="Restart the server with --disable-radix-cache" if cached_tokens else "See the server's log",
+        )
+
+
+class RowFaultError(DataError):
+    """Dumps of a request hold rows twice, or rows that the prompt does not have."""
+
+    def __init__(self, rows: RowsOf) -> None:
+        """Name the rows."""
+        self.rid = rows.rid
+        super().__init__(f"{rows.rid}: {rows.fault}", why="The server computed parts of the request more than once")
+
+
+class PromptTokensError(DataError):
+    """The server ran another number of tokens than were sent."""
+
+    def __init__(self, rid: str, sent: int, ran: int) -> None:
+        """Both counts."""
+        self.rid = rid
+        super().__init__(
+            f"{rid}: {sent} token ids were sent, the server ran {ran}",
+            why="Ids must go in and be run as they are",
+            mend="Start the server with --skip-tokenizer-init and without --allow-auto-truncate",
+        )
+
+
+class ConnectionLostError(EngineError):
+    """The server does not answer any more."""
+
+    def __init__(self, url: str, fault: str, last_words: str) -> None:
+        """`fault` is the transport's, `last_words` the last line of the server's log."""
+        self.url = url
+        log = f". Its log ends with: {last_words}" if last_words else ""
+        super().__init__(f"the connection to {url} was lost ({fault})", why=f"The server has stopped or hangs{log}")
+
+
+class CaptureFailedError(EngineError):
+    """The plugin has stopped capturing; the server goes on without it."""
+
+    def __init__(self, message: str) -> None:
+        """`message` is the plugin's."""
+        super().__init__(f"capture has failed in the server: {message}", mend="Mend the cause and start it again")
+
+
+class SglangEngine:
+    """Sends prompts to one server (see extraction/server.py) that has passed its checks. For one event loop."""
+
+    def __init__(
+        self,
+        server: Server,
+        rid_prefix: str,
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        dump_timeout_s: float = DUMP_TIMEOUT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        """`rid_prefix` is the run's; other runs' dumps in the folder are left alone."""
+        self.server = server
+        self.concurrency = concurrency
+        self.dump_timeout_s = dump_timeout_s
+        self.request_timeout_s = request_timeout_s
+        self._watcher = DumpWatcher(server.dump_dir, rid_prefix)
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What to write into run.json."""
+        return self.server.facts
+
+    async def capture(self, prompt: Prompt, rid: str) -> Answer:
+        """Run one prompt and return when its dumps are whole in the spool.
+
+        A failed or cancelled capture leaves no dump behind.
+
+        Raises:
+            MissingRowsError, RowFaultError, PromptTokensError, RequestRefusedError: this prompt failed.
+            ServerDiedError, ConnectionLostError, CaptureFailedError: the server failed.
+            StorageError: the spool can't be read.
+        """
+        rows = self._watcher.expect(rid, prompt.num_tokens)
+        try:
+            generated = await self._generate(prompt, rid)
+            await self._wait_for_rows(rows, generated)
+        except BaseException:
+            self._watcher.discard(rid)
+            raise
+        self._watcher.release(rid)
+        return Answer(
+            dumps=tuple(self._path(name.filename) for name in rows.names),
+            next_token=generated.next_token,
+            cached_tokens=generated.cached_tokens,
+        )
+
+    async def _generate(self, prompt: Prompt, rid: str) -> Generated:
+        try:
+            response = await self._http().post("/generate", json=generate_body(prompt.input_ids, rid))
+            generated = read_generated(response, rid)
+        except httpx.HTTPError as fault:
+            await self._notice_death()
+            raise ConnectionLostError(self.server.url, describe(fault), self.server.last_words()) from None
+        except RequestRefusedError as fault:
+            if fault.status >= 500:
+                await self._notice_death()
+            raise
+        if generated.prompt_tokens != prompt.num_tokens:
+            raise PromptTokensError(rid, prompt.num_tokens, generated.prompt_tokens)
+        return generated
+
+    async def _wait_for_rows(self, rows: RowsOf, generated: Generated) -> None:
+        if generated.cached_tokens:  # these rows never come: no need to wait for them
+            raise MissingRowsError(rows, [(0, generated.cached_tokens)], generated.cached_tokens, "")
+        deadline = time.monotonic() + self.dump_timeout_s
+        while not await self._watcher.wait(rows.rid, _LOOK_EVERY_S):
+            self.server.check_alive()
+            said = self._plugin_says()
+            if time.monotonic() > deadline:
+                raise MissingRowsError(rows, rows.missing, generated.cached_tokens, said)
+        if rows.fault:
+            raise RowFaultError(rows)
+
+    def _plugin_says(self) -> str:
+        """Return what the status file says about dumps that stay away.
+
+        Raises:
+            CaptureFailedError: it says that capture has failed.
+        """
+        status, fault = read_status(self.server.dump_dir)
+        if status is None:  # the plugin removes it where the disk is too full to say what is wrong
+            raise CaptureFailedError(fault or f"its status file is gone from {self.server.dump_dir}")
+        if status.state != "ready":
+            raise CaptureFailedError(status.message)
+        return "The plugin says that it is ready; its writers may be stuck, or the request was cut short"
+
+    async def _notice_death(self) -> None:
+        """Give the server a moment to end.
+
+        Raises:
+            ServerDiedError: it did.
+        """
+        deadline = time.monotonic() + _DEATH_NOTICE_S
+        while time.monotonic() < deadline:
+            self.server.check_alive()
+            await asyncio.sleep(0.1)
+
+    def _http(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                base_url=self.server.url,
+                headers=headers(self.server.api_key),
+                timeout=httpx.Timeout(self.request_timeout_s, connect=_CONNECT_TIMEOUT_S),
+                # A kept connection that the server closes just as a request goes out looks like a dead server.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+                trust_env=False,
+            )
+        return self._client
+
+    def _path(self, filename: str) -> Path:
+        return self.server.dump_dir / filename
