@@ -23,7 +23,7 @@ _NAMES = {
     "max_position": ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length"),
 }
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -42,7 +42,7 @@ def read_model_facts(name: str, *, revision: str | None = None) -> ModelFacts:
         ModelConfigError: config.json is not JSON, or lacks a field.
     """
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         config_path = _local_config(folder)
         found_revision = _local_revision(folder)
     else:

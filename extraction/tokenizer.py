@@ -21,6 +21,7 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
             folder holds no tokenizer.
         StorageError: the Hub does not give it.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     if not trust_remote_code and _needs_remote_code(name, revision):
@@ -36,7 +37,7 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
         raise UsageError(
             f"the tokenizer of {name} needs a package that is not installed", why=_first_line(fault)
         ) from None
-    except (OSError, ValueError, KeyError, AttributeError) as fault:
+    except (OSError, ValueError, KeyError, AttributeError, StrictDataclassError) as fault:
         raise _load_error(name, fault) from None
 
 

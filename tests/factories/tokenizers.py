@@ -205,6 +205,8 @@ def save_model_folder(folder: Path, tokenizer: Any | None = None, **config: Any)
         "model_type": "llama",
         "num_hidden_layers": 8,
         "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
         "vocab_size": 600,
         "max_position_embeddings": 512,
     }
