@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ from ..schemas.dump import CaptureStatus, DumpName, DumpNameError
 from ..schemas.errors import StorageError, UsageError
 
 LOCK_FILENAME = ".eaglehs.lock"
+
+DYING_PATIENCE_S = 45.0
+"""After a run was killed, its server is being stopped by the guard, which holds the lock until it is gone."""
+
+_POLL_S = 0.1
 
 
 class DumpFolderInUseError(UsageError):
@@ -107,20 +113,46 @@ def _is_ours(filename: str) -> bool:
 
 
 def _lock(folder: Path) -> int:
+    deadline = time.monotonic() + DYING_PATIENCE_S
+    while True:
+        lock = _open_lock(folder)
+        if _took(lock) and _is_same_file(lock, folder / LOCK_FILENAME):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+            return lock
+        pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        if _is_alive(pid) or time.monotonic() > deadline:
+            raise DumpFolderInUseError(folder, pid)
+        time.sleep(_POLL_S)
+
+
+def _open_lock(folder: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK_FILENAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(folder / LOCK_FILENAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as fault:
         raise StorageError(
             f"the dump folder {folder} can't be made or written to: {fault.strerror}",
             mend="Give another one with --dump-dir",
         ) from None
+
+
+def _took(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        pid = os.read(lock, 32).decode("ascii", "replace").strip()
-        os.close(lock)
-        raise DumpFolderInUseError(folder, pid) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
-    return lock
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_same_file(lock: int, path: Path) -> bool:
+    """Tell whether the file is still under its name: the last run may have removed it between open and lock."""
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_alive(pid: str) -> bool:
+    return pid.isdecimal() and Path("/proc", pid).exists()

@@ -12,7 +12,8 @@ SECRET_FLAGS = frozenset(
 )
 """Flags of SGLang whose value is a secret; SGLang itself prints them in its log and tells them in /server_info."""
 
-_SECRET_WORDS = frozenset({"TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS"})
+_SECRET_WORDS = frozenset({"KEY", "APIKEY", "CREDENTIALS"})
+_SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE")
 
 _MIN_SECRET_CHARS = 4
 """A shorter value is no secret worth the name, and to blot it out would make a log unreadable."""
@@ -20,7 +21,8 @@ _MIN_SECRET_CHARS = 4
 
 def is_secret_name(name: str) -> bool:
     """Tell whether an environment variable of this name holds a secret (HF_TOKEN does, TOKENIZERS_PARALLELISM not)."""
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", name.upper()))
+    words = re.split(r"[^A-Z0-9]+", name.upper())
+    return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
 
 
 def redact_command(argv: Sequence[str]) -> tuple[str, ...]:

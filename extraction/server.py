@@ -1,6 +1,6 @@
 """The life of a server: started by us (`managed_server`) or found running (`attached_server`), checked, and let go.
 
-    settings -> contradictions -> SGLang's version -> port -> dump folder locked and clean -> processes under a guard
+    settings -> contradictions -> SGLang's version -> dump folder locked and clean -> port -> processes under a guard
       -> first generated token -> /server_info and capture.json checked -> one trial dump -> ready
       -> ... -> TERM, KILL, dump folder clean
 
@@ -174,8 +174,8 @@ def managed_server(settings: ServerSettings, progress: Progress) -> Iterator[Man
     """
     check_arguments((*settings.profile.server.args, *settings.extra_args))
     version = find_sglang_version(settings.sglang_python)
-    port = choose_port(settings.host, settings.port)
     with sigterm_as_interrupt(), claimed(settings.dump_dir) as lock:
+        port = choose_port(settings.host, settings.port)
         plugin_site = find_plugin_site(settings.sglang_python)
         command = build_command(settings, port=port, version=version, plugin_site=plugin_site)
         if settings.log is not None:
