@@ -130,7 +130,9 @@ class TransformersEngine:
         ids_1T = torch.tensor([ids], device=self._device)
         try:
             logits_1TV = self._model(input_ids=ids_1T, use_cache=False, **self._last_logits_only).logits
-        except torch.OutOfMemoryError as fault:
+        except RuntimeError as fault:
+            if not _is_out_of_memory(fault):
+                raise
             torch.cuda.empty_cache()
             raise PromptRefusedError(
                 f"{key}: {len(ids)} tokens do not fit into the memory of {self._device}",
@@ -201,6 +203,10 @@ def _auto_class(config: Any) -> Any:
 def _last_logits_only(model: Any) -> dict[str, int]:
     """Return the argument that spares the logits of all rows but the last: 2.7 GB for 8,192 rows of Kimi-K2.5."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def _is_out_of_memory(fault: RuntimeError) -> bool:
+    return isinstance(fault, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(fault)
 
 
 def _repeat_bits_on_cuda() -> None:

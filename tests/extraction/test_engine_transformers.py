@@ -187,6 +187,19 @@ def test_a_prompt_that_would_run_wrong_is_refused_and_the_next_one_runs(
     capture(engine, [1, 2])
 
 
+def test_a_prompt_that_does_not_fit_into_memory_is_refused_and_the_next_one_runs(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = new_engine(llama, tmp_path)
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(
+            engine._model, "forward", lambda **_: torch.empty(2**60)
+        )  # the CPU allocator's own error
+        with pytest.raises(PromptRefusedError, match="a: 3 tokens do not fit into the memory of cpu"):
+            capture(engine, [1, 2, 3])
+    capture(engine, [1, 2, 3])
+
+
 @pytest.mark.parametrize("layers", [(6,), (-1,), (2, 2), ()])
 def test_layers_out_of_range_are_refused_before_the_weights_are_read(
     layers: tuple[int, ...], llama: Path, tmp_path: Path

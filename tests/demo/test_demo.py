@@ -1,0 +1,137 @@
+"""`eaglehs demo` as a newcomer runs it, and what keeps it from harming a folder or hiding a fault."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import load_dataset
+from eaglehs.schemas.codec import read_record
+from eaglehs.schemas.errors import UsageError
+from eaglehs.schemas.ledger import Ledger
+from eaglehs.schemas.manifest import DatasetFolder, Manifest
+from eaglehs.schemas.run import RunFolder
+
+import eaglehs
+from eaglehs.demo.demo import DemoFolder, StreamMismatchError, check_same_bits, claim_folder
+
+STAGES = ["model", "extract", "pack", "verify", "load_dataset", "eaglehs.stream"]
+NUM_CONVERSATIONS = 34
+
+
+def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own that can reach no network: the demo must need none."""
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HF_ENDPOINT"), "http://127.0.0.1:9")
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("eaglehs")), "demo", str(folder), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **nowhere, "HF_HOME": str(folder.parent / "hf"), "COLUMNS": "140"},
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoFolder, subprocess.CompletedProcess[str]]:
+    root = tmp_path_factory.mktemp("newcomer") / "demo"
+    done = run_demo(root)
+    assert done.returncode == 0, done.stderr
+    return DemoFolder(root), done
+
+
+def test_it_prints_each_stage_the_arrays_and_what_to_do_next(demo):
+    folder, done = demo
+    for text in (*STAGES, "input_ids", "bfloat16", "layer_5", str(folder.dataset), "--profile kimi-k25"):
+        assert text in done.stdout
+    assert "extract:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_conversation_is_in_several_whole_shards(demo):
+    folder, _ = demo
+    dataset = DatasetFolder(folder.dataset)
+    manifest = read_record(Manifest, dataset.manifest)
+    assert len(manifest.shards) >= 3
+    assert (
+        manifest.totals.num_samples == NUM_CONVERSATIONS == len(list(Ledger(RunFolder(folder.run).ledger).finished()))
+    )
+    assert manifest.layers == (2, 4, 5)
+    assert not manifest.failed
+    assert [dataset.shard(entry.name).stat().st_size for entry in manifest.shards] == [
+        entry.size_bytes for entry in manifest.shards
+    ]
+    assert dataset.card.exists()
+    assert dataset.index.exists()
+    assert not [path for path in folder.root.rglob("*") if path.name.endswith(".part")]
+
+
+def test_the_dataset_is_readable_by_stock_datasets_and_by_ours(demo):
+    folder, _ = demo
+    row = next(iter(load_dataset(str(folder.dataset), split="train", streaming=True)))
+    ours = next(iter(eaglehs.stream(folder.dataset)))
+    theirs = eaglehs.decode(row)
+    assert theirs["final"].dtype == torch.bfloat16
+    check_same_bits({theirs["key"]: theirs}, {ours["key"]: ours})
+
+
+def test_a_second_start_computes_nothing_again_and_changes_no_byte(demo):
+    folder, _ = demo
+    kept = [path for path in (folder.run, folder.dataset) for path in sorted(path.rglob("*")) if path.is_file()]
+    before = {
+        path: (path.read_bytes(), path.stat().st_ino) for path in kept if path.suffix in (".pt", ".tar", ".parquet")
+    }
+    done = run_demo(folder.root, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [stage["name"] for stage in report["stages"]] == STAGES
+    notes = {stage["name"]: stage["note"] for stage in report["stages"]}
+    assert notes["extract"].startswith("all there already")
+    assert notes["pack"].startswith("all there already")
+    assert {path: (path.read_bytes(), path.stat().st_ino) for path in before} == before
+
+
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.pt").write_text("x")
+    with pytest.raises(UsageError, match="was not made by `eaglehs demo`"):
+        claim_folder(DemoFolder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_another_version_made_is_made_anew(tmp_path: Path):
+    folder = DemoFolder(tmp_path / "demo")
+    claim_folder(folder)
+    (folder.run / "dumps").mkdir(parents=True)
+    claim_folder(folder)
+    assert folder.run.exists()
+    mark = folder.root / "demo.json"
+    mark.write_text(mark.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
+    claim_folder(folder)
+    assert not folder.run.exists()
+
+
+def test_a_damaged_mark_still_says_whose_folder_it_is(tmp_path: Path):
+    folder = DemoFolder(tmp_path / "demo")
+    claim_folder(folder)
+    folder.run.mkdir()
+    (folder.root / "demo.json").write_text("{")
+    claim_folder(folder)
+    assert not folder.run.exists()
+
+
+def sample(value: float) -> dict[str, object]:
+    return {"key": "a", "final": torch.full((2, 4), value, dtype=torch.bfloat16)}
+
+
+def test_other_bits_are_named_even_where_the_numbers_are_equal():
+    check_same_bits({"a": sample(float("nan"))}, {"a": sample(float("nan"))})
+    with pytest.raises(StreamMismatchError, match="a: final of load_dataset"):
+        check_same_bits({"a": sample(0.0)}, {"a": sample(-0.0)})
+
+
+def test_a_missing_sample_is_named():
+    with pytest.raises(StreamMismatchError, match=r"load_dataset gave 1 samples, eaglehs\.stream 0"):
+        check_same_bits({"a": sample(0.0)}, {})
