@@ -48,7 +48,7 @@ class Chat:
             raise UsageError(
                 f"the tokenizer of {name} has no chat template",
                 why="A conversation can't be turned into tokens without one",
-                mend="Put a chat_template.jinja beside its files, give --tokenizer, or rows with text or input_ids",
+                mend="Put a chat_template.jinja beside its files, or give rows with text or input_ids",
             )
         self.name = name
         self._tokenizer = tokenizer
@@ -66,21 +66,22 @@ class Chat:
         """
         return str(self._apply(conversation, until, is_prompt=is_prompt, tokenize=False))
 
-    def encode(self, conversation: Conversation) -> EncodedChat:
-        """Return the whole conversation's ids, made once.
+    def encode(self, conversation: Conversation, *, with_marks: bool = True) -> EncodedChat:
+        """Return the whole conversation's ids, made once; marks cost transformers as long as the ids do.
 
         Raises:
             RowSkippedError: the template refuses it.
             ChatTemplateError: what comes back is no list of ids.
         """
+        with_marks = with_marks and self.has_marks
         asked: dict[str, Any] = {"tokenize": True, "return_dict": True}
         if self._has_offsets:
             asked["tokenizer_kwargs"] = {"return_offsets_mapping": True}
-            asked["return_assistant_tokens_mask"] = self.has_marks
+            asked["return_assistant_tokens_mask"] = with_marks
         output = self._apply(conversation, None, is_prompt=False, **asked)
         ids = flat_ids(output, self.name)
         offsets = _flat(output["offset_mapping"]) if self._has_offsets else None
-        marks_T = np.asarray(_flat(output["assistant_masks"]), np.uint8) if self.has_marks else None
+        marks_T = np.asarray(_flat(output["assistant_masks"]), np.uint8) if with_marks else None
         for found in (offsets, marks_T):
             if found is not None and len(found) != len(ids):
                 raise ChatTemplateError(

@@ -26,7 +26,7 @@ def tokenize_conversation(chat: Chat, conversation: Conversation, mode: LossMask
     text = chat.render(conversation)
     if not is_unicode(text):
         raise RowSkippedError(SkipReason.NOT_TEXT, "the text is no valid Unicode (half a surrogate pair)")
-    encoded = chat.encode(conversation)
+    encoded = chat.encode(conversation, with_marks=mode is not LossMaskMode.ALL)
     warnings = set(_think_warnings(conversation, text))
     if mode is LossMaskMode.ALL:
         mask_T = np.ones(len(encoded.ids), np.uint8)

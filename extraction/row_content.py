@@ -169,6 +169,7 @@ def _whole_numbers(values: object, name: str, where: str) -> NDArray[np.int64]:
 
 
 def _conversation(row: Row, turns: object, name: str, where: str) -> Conversation:
+    turns = _as_list(turns)
     if not isinstance(turns, list | tuple):
         raise RowError(where, f"{name} is a {type(turns).__name__}, no list")
     messages = [_message(turn, f"{name}[{i}]", where) for i, turn in enumerate(turns)]
@@ -186,6 +187,15 @@ def _conversation(row: Row, turns: object, name: str, where: str) -> Conversatio
         tools=_tools(row.get("tools"), where),
         template_options={key: value for key, value in (options or {}).items() if value is not None},
     )
+
+
+def _as_list(turns: object) -> object:
+    """Return a list of objects where `datasets` gave an object of lists, as it does for a `Sequence` of structs."""
+    if not isinstance(turns, Mapping) or not all(isinstance(column, list) for column in turns.values()):
+        return turns
+    if len({len(column) for column in turns.values()}) != 1:
+        return turns
+    return [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=True)]
 
 
 def _message(turn: object, place: str, where: str) -> Message:

@@ -98,7 +98,7 @@ def _load_error(name: str, fault: Exception) -> UsageError | StorageError:
         return UsageError(
             f"no tokenizer can be read from the folder {name}",
             why=_first_line(fault),
-            mend="Put the model's tokenizer files there, give --tokenizer, or give rows with input_ids",
+            mend="Put the model's tokenizer files there, or give rows with input_ids",
         )
     return StorageError(
         f"the tokenizer of {name} can't be loaded",

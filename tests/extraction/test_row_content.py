@@ -71,6 +71,13 @@ def test_sharegpt_speakers_become_roles(speaker: str, role: str):
     assert found.messages == ({"role": role, "content": "v"},)
 
 
+def test_an_object_of_lists_is_a_list_of_objects():
+    found = _conversation({"conversations": {"from": ["human", "gpt"], "value": ["q", "a"]}})
+    assert [message["role"] for message in found.messages] == ["user", "assistant"]
+    with pytest.raises(RowError, match="conversations is a dict, no list"):
+        row_content({"conversations": {"from": ["human", "gpt"], "value": ["q"]}}, "p:1")
+
+
 def test_conversations_with_roles_are_messages_and_a_system_column_comes_first():
     row = {"conversations": [{"role": "user", "content": "q"}], "system": "s"}
     assert [message["role"] for message in _conversation(row).messages] == ["system", "user"]
