@@ -1,0 +1,198 @@
+"""A packed dataset, opened: its manifest and the place of every sample, checked against one another and the files.
+
+Manifest, index and shards are separate files, and any of them may be lost, cut or copied from elsewhere. Each such
+fault is named here, before the first sample; that the bytes themselves are right is for `eaglehs verify`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from ..schemas.codec import read_record
+from ..schemas.errors import DataError, UsageError
+from ..schemas.index import IndexRow
+from ..schemas.manifest import DatasetFolder, Manifest
+from ..schemas.run import RUN_FILENAME
+from ..schemas.states import ArraySpec, array_specs
+from .index_store import read_index
+from .plan import DatasetLayout
+from .shard_head import first_meta, scan_shard
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class MissingShardError(DataError):
+    """The manifest lists a shard that is not there, or there is one that it does not list."""
+
+
+class DatasetMismatchError(DataError):
+    """Manifest, index and shards are not of one dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """An opened dataset."""
+
+    folder: DatasetFolder
+    manifest: Manifest
+    rows: tuple[IndexRow, ...]
+    """All samples, in shard order."""
+
+    fingerprint: str
+    """xxh3_128 of manifest.json: another packing of the same samples has another."""
+
+    def shard_path(self, row: IndexRow) -> Path:
+        """Return the file that holds a sample."""
+        return self.folder.shard(row.shard)
+
+
+def open_catalog(dataset: str | Path) -> Catalog:
+    """Open the dataset in a local folder; with its index lost, the shards' headers are scanned instead.
+
+    Raises:
+        UsageError: no local folder, or no packed dataset in it.
+        RecordError: manifest or index is damaged or of another version.
+        MissingShardError: a shard is missing, or one too many.
+        DatasetMismatchError: manifest, index and shards do not belong together.
+    """
+    folder = DatasetFolder(_local_folder(dataset))
+    if not folder.manifest.is_file():
+        raise _no_dataset(folder)
+    manifest = read_record(Manifest, folder.manifest)
+    _check_shards(folder, manifest)
+    rows = tuple(read_index(folder.index)) if folder.index.is_file() else _scanned(folder, manifest)
+    _check_rows(rows, manifest, folder)
+    fingerprint = xxhash.xxh3_128_hexdigest(folder.manifest.read_bytes())
+    return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint)
+
+
+def check_shard_is_its_own(path: Path, first: IndexRow) -> None:
+    """Refuse a shard whose first sample is not `first`, the first that the index has in it: a file of another packing.
+
+    Raises:
+        DatasetMismatchError: another key, length or other checksums.
+    """
+    meta = first_meta(path)
+    expected = {name: place.xxh3_128 for name, place in first.arrays.items()}
+    if (meta.key, meta.num_tokens, meta.xxh3_128) != (first.key, first.num_tokens, expected):
+        what = f"sample {meta.key}" if meta.key != first.key else f"another extraction of sample {meta.key}"
+        raise DatasetMismatchError(
+            f"{path} begins with {what}, but the index says {first.key} of {first.num_tokens} tokens",
+            why="The shard, or the index, is of another packing",
+            mend="Copy the whole dataset again",
+        )
+
+
+def _local_folder(dataset: str | Path) -> Path:
+    path = Path(dataset)
+    if path.is_dir():
+        return path
+    text = str(dataset)
+    if "://" in text or _REPOSITORY.fullmatch(text):
+        raise UsageError(
+            f"{text} is no local folder, and eaglehs.stream reads local datasets only",
+            mend=f"Use load_dataset({text!r}, split='train', streaming=True) of `datasets` with eaglehs.decode, "
+            "or bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
+        )
+    raise UsageError(f"{text} is no folder", mend="Give the folder that `eaglehs pack` wrote")
+
+
+def _no_dataset(folder: DatasetFolder) -> UsageError:
+    if (folder.root / RUN_FILENAME).is_file():
+        return UsageError(f"{folder.root} is a run, not a dataset", mend=f"Pack it: eaglehs pack {folder.root}")
+    return UsageError(
+        f"{folder.root} holds no {folder.manifest.name}, so it is no packed dataset, or not a whole one",
+        mend="Give the folder that `eaglehs pack` wrote; a copy of it must be complete",
+    )
+
+
+def _check_shards(folder: DatasetFolder, manifest: Manifest) -> None:
+    for entry in manifest.shards:
+        path = folder.shard(entry.name)
+        if not path.is_file():
+            raise MissingShardError(
+                f"{path} is missing; the manifest lists {len(manifest.shards)} shards", mend="Copy it here again"
+            )
+        size = path.stat().st_size
+        if size != entry.size_bytes:
+            raise DatasetMismatchError(
+                f"{path} has {size} bytes, the manifest says {entry.size_bytes}",
+                why="The file was cut on its way here, or is of another packing",
+                mend="Copy it here again",
+            )
+    listed = {folder.shard(entry.name) for entry in manifest.shards}
+    extra = sorted(set(folder.data.glob("*.tar")) - listed)
+    if extra:
+        raise MissingShardError(
+            f"{extra[0]} is in the folder, but the manifest does not list it",
+            why="Stock readers take every tar there and would mix in samples of another dataset",
+            mend="Move it away",
+        )
+
+
+def _scanned(folder: DatasetFolder, manifest: Manifest) -> tuple[IndexRow, ...]:
+    warnings.warn(
+        f"{folder.index} is missing: the headers of {len(manifest.shards)} shards are scanned instead, which is slower",
+        stacklevel=4,
+    )
+    layout = DatasetLayout(layers=manifest.layers, hidden_size=manifest.model.hidden_size)
+    names = [entry.name for entry in manifest.shards]
+    return tuple(row for name in names for row in scan_shard(folder.shard(name), name=name, layout=layout))
+
+
+def _check_rows(rows: Sequence[IndexRow], manifest: Manifest, folder: DatasetFolder) -> None:
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        samples, tokens = found.get(row.shard, (0, 0))
+        found[row.shard] = (samples + 1, tokens + row.num_tokens)
+    expected = {entry.name: (entry.num_samples, entry.num_tokens) for entry in manifest.shards}
+    for shard in (*expected, *found):
+        if found.get(shard) != expected.get(shard):
+            raise _mismatch(
+                folder,
+                f"{shard} has {_counts(found.get(shard))} in the index, {_counts(expected.get(shard))} in the manifest",
+            )
+    sizes = {entry.name: entry.size_bytes for entry in manifest.shards}
+    specs = array_specs(manifest.layers, manifest.model.hidden_size)
+    seen: set[str] = set()
+    for row in rows:
+        if row.key in seen:
+            raise _mismatch(folder, f"sample {row.key} stands twice in the index")
+        seen.add(row.key)
+        _check_row(row, specs, sizes[row.shard], folder)
+
+
+def _check_row(row: IndexRow, specs: Sequence[ArraySpec], shard_bytes: int, folder: DatasetFolder) -> None:
+    names = [spec.name for spec in specs]
+    if list(row.arrays) != names:
+        raise _mismatch(
+            folder, f"sample {row.key} has {', '.join(row.arrays)} in its shard, the manifest says {', '.join(names)}"
+        )
+    for spec in specs:
+        place = row.arrays[spec.name]
+        if row.num_tokens < 1 or place.length != row.num_tokens * spec.row_bytes:
+            raise _mismatch(
+                folder,
+                f"{spec.name} of sample {row.key} has {place.length} bytes for {row.num_tokens} tokens, "
+                f"{spec.row_bytes} a token by the manifest",
+            )
+        if place.offset < 0 or place.offset % 64 or place.offset + place.length > shard_bytes:
+            raise _mismatch(folder, f"{spec.name} of sample {row.key} at byte {place.offset} of {row.shard} can't be")
+
+
+def _mismatch(folder: DatasetFolder, what: str) -> DatasetMismatchError:
+    return DatasetMismatchError(
+        f"{folder.root}: {what}",
+        why="Manifest, index and shards are not of one dataset",
+        mend="Copy the whole dataset again",
+    )
+
+
+def _counts(counts: tuple[int, int] | None) -> str:
+    return "nothing" if counts is None else f"{counts[0]} samples of {counts[1]} tokens"

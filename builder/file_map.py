@@ -1,0 +1,90 @@
+"""A range of a file as memory, without a descriptor kept open and without a way to change the file.
+
+Python's own `mmap` keeps a duplicate of the descriptor for as long as the memory lives (before 3.13), so a list of a
+thousand samples would run into the usual limit of 1,024 open files. The mapping here is private: writing to the memory
+changes this process's copy of the page, never the file, and torch sees writable memory, about which it does not warn.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+from ..schemas.errors import DataError, StorageError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+_PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
+_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
+_FLAGS = mmap.MAP_PRIVATE | _NORESERVE
+"""No reserve: pages that nobody writes to cost no swap, so they are not counted as if they did."""
+
+
+class ShardCutError(DataError):
+    """A shard ends before the bytes that should be in it."""
+
+
+def map_range(path: Path, offset: int, length: int) -> tuple[memoryview, int]:
+    """Return memory that shows `length` bytes of `path` from `offset`, and where in it they begin.
+
+    The memory begins at the page that holds `offset`, so the second value is `offset` modulo the page size. It is
+    given back when nothing refers to the view, or to a tensor made of it, any more.
+
+    Raises:
+        ShardCutError: the file is shorter; touching pages past its end would kill the process.
+        StorageError: the file can't be opened or mapped.
+    """
+    start = offset - offset % mmap.PAGESIZE
+    size = offset - start + length
+    handle = open_to_read(path)
+    try:
+        check_holds(handle, path, offset + length)
+        address = _libc.mmap(None, size, _PROTECTION, _FLAGS, handle, start)
+    finally:
+        os.close(handle)
+    if address == _FAILED:
+        raise StorageError(f"{path}: {length} bytes can't be mapped ({os.strerror(ctypes.get_errno())})")
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    # The array, not the view, is what a tensor holds on to. At exit the kernel unmaps; a tensor may live until then.
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memoryview(memory), offset - start
+
+
+def open_to_read(path: Path) -> int:
+    """Return a descriptor of `path`, open for reading.
+
+    Raises:
+        StorageError: it can't be opened; the reason is named.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as fault:
+        raise StorageError(f"{path} can't be opened: {fault.strerror}") from None
+
+
+def check_holds(handle: int, path: Path, end: int) -> None:
+    """Refuse a file that ends before byte `end`.
+
+    Raises:
+        ShardCutError: it does.
+    """
+    size = os.fstat(handle).st_size
+    if size < end:
+        raise ShardCutError(
+            f"{path}: {size} bytes, but data up to byte {end} should be in it",
+            why="The file was cut after the dataset was opened, or its index is of another one",
+            mend="Copy the shard again, then run `eaglehs verify` on the dataset",
+        )

@@ -1,0 +1,108 @@
+"""One sample of a local shard as tensors: in place, or copied into one block of memory of its own.
+
+    map_sample     views of the mapped file: nothing is read before it is touched, nothing but pages is kept in memory
+    read_sample    one block that holds the wanted rows alone: for what leaves the process (DataLoader workers)
+
+Both touch only the arrays that are asked for, and of these only the rows that are wanted.
+
+Shape legend: T tokens, H hidden width.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..schemas.index import IndexRow
+from ..schemas.states import INPUT_IDS, LOSS_MASK
+from .file_map import check_holds, map_range, open_to_read
+from .tar_header import pad_to
+
+_DTYPES = {INPUT_IDS: torch.int32, LOSS_MASK: torch.uint8}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extent:
+    """The wanted rows of one array: where they lie in the shard."""
+
+    name: str
+    offset: int
+    length: int
+    T: int
+
+    def tensor(self, memory: memoryview | torch.Tensor, start: int) -> torch.Tensor:
+        """Return the rows, which begin at byte `start` of `memory`: [T] for ids and mask, else [T, H]."""
+        dtype = _DTYPES.get(self.name, torch.bfloat16)
+        if isinstance(memory, torch.Tensor):
+            flat = memory[start : start + self.length].view(dtype)
+        else:
+            flat = torch.frombuffer(memory, dtype=dtype, count=self.length // dtype.itemsize, offset=start)
+        return flat if self.name in _DTYPES else flat.view(self.T, -1)
+
+
+def map_sample(
+    path: Path, row: IndexRow, arrays: Sequence[str], *, max_tokens: int | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the named arrays of the sample `row` of the shard `path`, at most `max_tokens` rows, as views of the file.
+
+    input_ids int32 [T], loss_mask uint8 [T], states bfloat16 [T, H]. They stay valid for as long as they are held;
+    writing to them changes neither the file nor what a later call returns. `clone` what is to be saved or sent.
+
+    Raises:
+        ShardCutError: the shard ends before the arrays do.
+        StorageError: it can't be opened or mapped.
+    """
+    extents = list(_extents(row, arrays, max_tokens))
+    begin = min(extent.offset for extent in extents)
+    end = max(extent.offset + extent.length for extent in extents)
+    memory, shift = map_range(path, begin, end - begin)
+    return {extent.name: extent.tensor(memory, extent.offset - begin + shift) for extent in extents}
+
+
+def read_sample(
+    path: Path, row: IndexRow, arrays: Sequence[str], *, max_tokens: int | None = None
+) -> dict[str, torch.Tensor]:
+    """Return what `map_sample` does, as views of one new block of memory: one descriptor across a process border.
+
+    Raises:
+        ShardCutError: the shard ends before the arrays do.
+        StorageError: it can't be opened.
+    """
+    extents = list(_extents(row, arrays, max_tokens))
+    block = torch.empty(sum(pad_to(extent.length, _ALIGNMENT) for extent in extents), dtype=torch.uint8)
+    tensors, start = {}, 0
+    handle = open_to_read(path)
+    try:
+        check_holds(handle, path, max(extent.offset + extent.length for extent in extents))
+        for extent in extents:
+            _read_into(handle, block[start : start + extent.length], extent.offset)
+            tensors[extent.name] = extent.tensor(block, start)
+            start += pad_to(extent.length, _ALIGNMENT)
+    finally:
+        os.close(handle)
+    return tensors
+
+
+def sample_bytes(row: IndexRow, arrays: Sequence[str], max_tokens: int | None) -> int:
+    """Return the bytes of the rows that a sample would hand out."""
+    return sum(extent.length for extent in _extents(row, arrays, max_tokens))
+
+
+def _extents(row: IndexRow, arrays: Sequence[str], max_tokens: int | None) -> Iterator[_Extent]:
+    T = row.num_tokens if max_tokens is None else min(row.num_tokens, max_tokens)
+    for name in arrays:
+        place = row.arrays[name]
+        yield _Extent(name=name, offset=place.offset, length=place.length // row.num_tokens * T, T=T)
+
+
+def _read_into(handle: int, target: torch.Tensor, offset: int) -> None:
+    view = target.numpy().data
+    while view:
+        done = os.preadv(handle, [view], offset)
+        assert done, "the file was longer a moment ago"
+        view, offset = view[done:], offset + done

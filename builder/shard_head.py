@@ -1,0 +1,99 @@
+"""What a shard says of itself: whose it is, how its samples are laid out, and where each array lies.
+
+For a dataset whose index is lost, for shards that come without manifest and index, and to tell a shard's packing.
+Only headers and `meta.json` are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+
+from ..schemas.codec import loads
+from ..schemas.errors import DataError
+from ..schemas.index import IndexRow
+from ..schemas.sample import META_MEMBER, SampleMeta
+from ..schemas.states import FINAL, is_state_name
+from .file_map import open_to_read
+from .npy import parse_npy_header
+from .plan import DatasetLayout
+from .tar_reader import OpenShard, read_members, read_samples
+
+_MAX_META_BYTES = 1024 * 1024
+_MAX_NPY_HEADER = 10_240
+_FINAL_COLUMN = f"{FINAL}.bf16.npy"
+
+
+class ForeignShardError(DataError):
+    """A tar file does not begin with a sample of eaglehs."""
+
+
+def scan_shard(path: Path, *, name: str, layout: DatasetLayout) -> Iterator[IndexRow]:
+    """Yield the samples of the shard at `path` in file order; `name` is its name in the rows.
+
+    Raises:
+        TarHeaderError, NpyHeaderError, RecordError, ShardStructureError: it is damaged or no shard of this layout.
+        StorageError: it can't be opened.
+    """
+    with opened(path) as shard:
+        yield from read_samples(shard, name, layout)
+
+
+def first_meta(path: Path) -> SampleMeta:
+    """Return the `meta.json` of the first sample of the shard at `path`.
+
+    Raises:
+        ForeignShardError, TarHeaderError, RecordError, ShardStructureError: it is damaged or no shard of ours.
+        StorageError: it can't be opened.
+    """
+    with opened(path) as shard:
+        return _first_meta(shard)
+
+
+def layout_of(path: Path) -> DatasetLayout:
+    """Return the layers and the width of the samples of the shard at `path`, from its first one.
+
+    Raises:
+        ForeignShardError, TarHeaderError, NpyHeaderError, RecordError, ShardStructureError: it is damaged or no shard
+            of ours.
+        StorageError: it can't be opened.
+    """
+    with opened(path) as shard:
+        meta = _first_meta(shard)
+        own = takewhile(lambda member: member.key == meta.key, read_members(shard))
+        final = next((member for member in own if member.column == _FINAL_COLUMN), None)
+        if final is None:
+            raise ForeignShardError(f"{path}: sample {meta.key} has no {_FINAL_COLUMN}")
+        start = shard.read(final.offset, min(final.size, _MAX_NPY_HEADER))
+        width = parse_npy_header(start, where=f"{path}: {final.name}").shape[1]
+    names = [name for name in meta.xxh3_128 if is_state_name(name) and name != FINAL]
+    return DatasetLayout(layers=tuple(sorted(int(name.removeprefix("layer_")) for name in names)), hidden_size=width)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[OpenShard]:
+    """Open the shard at `path` for reading.
+
+    Raises:
+        StorageError: it can't be opened.
+    """
+    handle = open_to_read(path)
+    try:
+        yield OpenShard(path=path, handle=handle, size_bytes=os.fstat(handle).st_size)
+    finally:
+        os.close(handle)
+
+
+def _first_meta(shard: OpenShard) -> SampleMeta:
+    first = next(read_members(shard), None)
+    if first is None or first.column != META_MEMBER or first.size > _MAX_META_BYTES:
+        found = "holds no member" if first is None else f"begins with {first.name} ({first.size} bytes)"
+        raise ForeignShardError(f"{shard.path} {found}, expected <key>.{META_MEMBER}", why="It is no shard of eaglehs")
+    text = shard.read(first.offset, first.size).decode("utf-8", "surrogatepass")
+    meta = loads(SampleMeta, text, where=f"{shard.path}: {first.name}")
+    if meta.key != first.key:
+        raise ForeignShardError(f"{shard.path}: {first.name} is of key {meta.key}")
+    return meta
