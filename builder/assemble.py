@@ -165,6 +165,7 @@ def _scan(key: str, dump: Dump, ids_T: IdsT, layout: DatasetLayout, checks: dict
             take = partial(_take_rows, checks[spec.name], spec) if spec.is_state else ids.extend
             place = dump.arrays[spec.name]
             regions.append(_region(place.offset, place.length, spec, take))
+    regions.sort(key=lambda region: region.offset)
     try:
         with dump.path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size

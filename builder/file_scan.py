@@ -7,7 +7,7 @@ fresh memory is touched (measured: faster than `mmap` for data that is read once
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,18 +35,20 @@ class Region:
 
 
 def scan_file(
-    path: Path, handle: int, size_bytes: int, regions: Sequence[Region], on_block: Callable[[memoryview], object]
+    path: Path, handle: int, size_bytes: int, regions: Iterable[Region], on_block: Callable[[memoryview], object]
 ) -> None:
     """Give every byte of the file to `on_block` and each region's bytes to its listener as well, in file order.
 
-    Regions do not overlap and lie within the file.
+    Regions come in file order, do not overlap and lie within the file; they are asked for one by one, as the file is
+    read.
 
     Raises:
         FileCutError: the file ends before `size_bytes`.
     """
-    row_bytes = max((region.row_bytes for region in regions), default=1)
-    buffer = memoryview(bytearray(max(BLOCK_BYTES, row_bytes)))
+    buffer = memoryview(bytearray(BLOCK_BYTES))
     for region in _gapless(regions, size_bytes):
+        if region.row_bytes > len(buffer):
+            buffer = memoryview(bytearray(region.row_bytes))
         step = max(len(buffer) // region.row_bytes, 1) * region.row_bytes
         for start in range(region.offset, region.offset + region.length, step):
             block = buffer[: min(step, region.offset + region.length - start)]
@@ -69,9 +71,10 @@ def read_exactly(path: Path, handle: int, block: memoryview, offset: int) -> Non
         done += step
 
 
-def _gapless(regions: Sequence[Region], size_bytes: int) -> Iterator[Region]:
+def _gapless(regions: Iterable[Region], size_bytes: int) -> Iterator[Region]:
     offset = 0
-    for region in sorted(regions, key=lambda region: region.offset):
+    for region in regions:
+        assert offset <= region.offset <= size_bytes - region.length, f"{region} after {offset} of {size_bytes} bytes"
         if region.offset > offset:
             yield _unheard(offset, region.offset)
         yield region

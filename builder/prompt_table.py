@@ -112,6 +112,10 @@ class PromptTable:
             loss_mask=cast("Sequence[int]", np.frombuffer(content, dtype="|u1", offset=num_tokens * _ID_BYTES)),
         )
 
+    def key_of_id(self, sample_id: str) -> str | None:
+        """Return the key of the first prompt with the user's id `sample_id`, or None."""
+        return self.keys[self.ids.index(sample_id)] if sample_id in self.ids else None
+
     def num_trainable_of(self, key: str) -> int:
         """Return the tokens with mask 1 of one prompt."""
         return self._num_trainable[self._rows[key]]

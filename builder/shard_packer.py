@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,23 +22,20 @@ import xxhash
 from ..schemas.atomic import staged
 from ..schemas.errors import DataError, StorageError
 from ..schemas.index import ArrayPlace, IndexRow
-from ..schemas.ledger import LedgerEntry
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.sample import SampleMeta, meta_content
 from ..schemas.sizes import format_size
 from ..schemas.states import INPUT_IDS, LOSS_MASK
-from .assemble import ExaminedSample, ForeignDumpError, RowCoverageError, SampleError, examine
+from .assemble import ExaminedSample
+from .dump_reader import Dump
 from .file_scan import Region, scan_file
 from .pack_state import PackedShard, SetAside
 from .plan import META, PlacedSample, ShardPlan
+from .run_check import examine_finished
 from .run_reader import Run
 from .tar_writer import FileRange, Piece, ShardWriter
-
-
-class DumpChangedError(SampleError):
-    """A dump is not the file that the ledger lists."""
 
 
 class ShardReadBackError(StorageError):
@@ -61,6 +58,23 @@ class ShardResult:
     rows: tuple[IndexRow, ...]
 
 
+@dataclass(slots=True)
+class _Draft:
+    """What is known of a shard's samples so far."""
+
+    metas: list[SampleMeta] = field(default_factory=list)
+    norm_sums: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    sha256: str = ""
+
+    def add(self, meta: SampleMeta, examined: ExaminedSample) -> None:
+        """Take up a sample that was written."""
+        self.metas.append(meta)
+        for state, norm in examined.checked.state_norms.items():
+            self.norm_sums[state] = self.norm_sums.get(state, 0.0) + norm * meta.num_tokens
+        self.warnings += _bloated(examined)
+
+
 class ShardPacker:
     """Packs one shard; used once, by one thread."""
 
@@ -70,7 +84,6 @@ class ShardPacker:
         self._folder = folder
         self._progress = progress
         self._stop = stop
-        self._examined: dict[str, ExaminedSample] = {}
         self._set_aside: dict[str, SetAside] = {}
 
     def pack(self, shard: ShardPlan, fingerprint: str) -> ShardResult:
@@ -80,25 +93,25 @@ class ShardPacker:
             StorageError: the disk is full or failed; no file has the shard's name.
         """
         path = self._folder.shard(shard.name)
+        kept, draft = shard, _Draft()
         try:
-            while True:
+            while kept.samples:
+                draft = _Draft()
+                with suppress(_SetAsideError):
+                    self._write(kept, path, draft)
+                    break
                 kept = shard.without(self._set_aside)
-                if not kept.samples:
-                    path.unlink(missing_ok=True)
-                    return self._result(kept, fingerprint, (), "")
-                try:
-                    metas, sha256 = self._write(kept, path)
-                except _SetAsideError:
-                    continue
-                return self._result(kept, fingerprint, metas, sha256)
+            else:
+                path.unlink(missing_ok=True)
         except OSError as fault:
             raise StorageError(
                 f"{path} can't be written: {fault.strerror or fault}",
                 mend="Free space or repair the disk, and run the same command again: finished shards are kept",
             ) from None
+        self._tell(kept)
+        return self._result(kept, fingerprint, draft)
 
-    def _write(self, shard: ShardPlan, path: Path) -> tuple[list[SampleMeta], str]:
-        metas = []
+    def _write(self, shard: ShardPlan, path: Path, draft: _Draft) -> None:
         num_refused = len(self._set_aside)
         with staged(path) as out:
             writer = ShardWriter(out, shard)
@@ -108,31 +121,23 @@ class ShardPacker:
                 prompt = self._run.prompts.prompt(placed.key)
                 examined = self._examine(prompt)
                 if examined is None or len(self._set_aside) > num_refused:
-                    continue  # the others are still examined, so that the shard is laid out anew once
-                metas.append(self._meta(placed, examined))
-                self._write_sample(writer, placed, metas[-1], prompt, examined)
+                    continue  # the rest is still examined, so that the shard is laid out anew but once
+                meta = self._meta(placed, examined)
+                _write_sample(writer, placed, meta, prompt, examined)
+                draft.add(meta, examined)
+                for warning in _bloated(examined):
+                    self._progress.note(f"warning: {warning}")
             if len(self._set_aside) > num_refused:
                 raise _SetAsideError
-            sha256 = read_back(out, path, shard, metas)
-        for placed in shard.samples:
-            self._progress.advance(
-                num_samples=1, num_tokens=placed.sample.num_tokens, size_bytes=placed.end - placed.start
-            )
-        return metas, sha256
+            draft.sha256 = read_back(out, path, shard, draft.metas)
 
     def _examine(self, prompt: Prompt) -> ExaminedSample | None:
-        if prompt.key in self._examined:
-            return self._examined[prompt.key]
         try:
-            entry = self._run.entries[prompt.key]
-            examined = examine(prompt, self._run.dump_paths(prompt.key), self._run.layout)
-            _check_ledger(entry, examined, self._run.record.run_id)
+            return examine_finished(self._run, prompt)
         except DataError as fault:
             self._set_aside[prompt.key] = SetAside(key=prompt.key, id=prompt.id, reason=str(fault))
             self._progress.note(f"sample {prompt.key} is set aside: {fault}")
             return None
-        self._examined[prompt.key] = examined
-        return examined
 
     def _meta(self, placed: PlacedSample, examined: ExaminedSample) -> SampleMeta:
         return SampleMeta(
@@ -145,47 +150,50 @@ class ShardPacker:
             xxh3_128=examined.xxh3_128,
         )
 
-    def _write_sample(
-        self, writer: ShardWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, examined: ExaminedSample
-    ) -> None:
-        with ExitStack() as files:
-            handles = [files.enter_context(dump.path.open("rb")).fileno() for dump in examined.dumps]
-            arrays: dict[str, Sequence[Piece]] = {
-                INPUT_IDS: [np.ascontiguousarray(prompt.input_ids, dtype="<i4").tobytes()],
-                LOSS_MASK: [np.ascontiguousarray(prompt.loss_mask, dtype="|u1").tobytes()],
-            }
-            for spec in placed.layout.specs:
-                if spec.is_state:
-                    arrays[spec.name] = [
-                        FileRange(
-                            path=dump.path,
-                            handle=handle,
-                            offset=dump.arrays[spec.name].offset,
-                            length=dump.arrays[spec.name].length,
-                        )
-                        for dump, handle in zip(examined.dumps, handles, strict=True)
-                    ]
-            writer.write_sample(placed, meta_content(meta, placed.layout.layers), arrays)
+    def _tell(self, shard: ShardPlan) -> None:
+        for placed in shard.samples:
+            size_bytes = placed.end - placed.start
+            self._progress.advance(num_samples=1, num_tokens=placed.sample.num_tokens, size_bytes=size_bytes)
 
-    def _result(self, shard: ShardPlan, fingerprint: str, metas: Sequence[SampleMeta], sha256: str) -> ShardResult:
+    def _result(self, shard: ShardPlan, fingerprint: str, draft: _Draft) -> ShardResult:
         entry = ShardEntry(
             name=shard.name,
             num_samples=len(shard.samples),
             num_tokens=shard.num_tokens,
             size_bytes=shard.size_bytes,
-            sha256=sha256,
+            sha256=draft.sha256,
         )
-        samples = [self._examined[placed.key] for placed in shard.samples]
         record = PackedShard(
             fingerprint=fingerprint,
             entry=entry if shard.samples else None,
-            num_trainable=sum(meta.num_trainable for meta in metas),
-            norm_sums=_norm_sums(samples),
+            num_trainable=sum(meta.num_trainable for meta in draft.metas),
+            norm_sums=draft.norm_sums,
             set_aside=tuple(self._set_aside[key] for key in sorted(self._set_aside)),
-            warnings=tuple(warning for sample in samples for warning in _bloated(sample)),
+            warnings=tuple(draft.warnings),
         )
-        rows = tuple(index_row(placed, meta, shard.name) for placed, meta in zip(shard.samples, metas, strict=True))
-        return ShardResult(record=record, rows=rows)
+        pairs = zip(shard.samples, draft.metas, strict=True)
+        return ShardResult(record=record, rows=tuple(index_row(placed, meta, shard.name) for placed, meta in pairs))
+
+
+def _write_sample(
+    writer: ShardWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, examined: ExaminedSample
+) -> None:
+    with ExitStack() as files:
+        handles = [files.enter_context(dump.path.open("rb")).fileno() for dump in examined.dumps]
+        arrays: dict[str, Sequence[Piece]] = {
+            INPUT_IDS: [np.ascontiguousarray(prompt.input_ids, dtype="<i4").tobytes()],
+            LOSS_MASK: [np.ascontiguousarray(prompt.loss_mask, dtype="|u1").tobytes()],
+        }
+        for spec in placed.layout.specs:
+            if spec.is_state:
+                pairs = zip(examined.dumps, handles, strict=True)
+                arrays[spec.name] = [_range(dump, handle, spec.name) for dump, handle in pairs]
+        writer.write_sample(placed, meta_content(meta, placed.layout.layers), arrays)
+
+
+def _range(dump: Dump, handle: int, array: str) -> FileRange:
+    place = dump.arrays[array]
+    return FileRange(path=dump.path, handle=handle, offset=place.offset, length=place.length)
 
 
 def index_row(placed: PlacedSample, meta: SampleMeta, shard: str) -> IndexRow:
@@ -215,54 +223,33 @@ def read_back(out: BinaryIO, path: Path, shard: ShardPlan, metas: Sequence[Sampl
         ShardReadBackError: an array differs.
     """
     whole = hashlib.sha256()
-    found: dict[tuple[str, str], xxhash.xxh3_128] = {}
-    regions = []
-    for placed in shard.samples:
-        for member in placed.members:
-            if member.array != META:
-                digest = found[placed.key, member.array] = xxhash.xxh3_128()
-                regions.append(
-                    Region(offset=member.data_offset, length=member.data_bytes, row_bytes=1, take=digest.update)
-                )
-    scan_file(path, out.fileno(), os.fstat(out.fileno()).st_size, regions, whole.update)
-    for meta in metas:
-        for array, wanted in meta.xxh3_128.items():
-            if found[meta.key, array].hexdigest() != wanted:
-                raise ShardReadBackError(
-                    f"{path}: {meta.key} {array} reads back other bytes than were checked",
-                    why="A dump was changed while it was packed, or the disk is failing",
-                    mend="Stop what writes to the run's folder, and run the same command again",
-                )
+    arrays = _ArrayHashes(path, {meta.key: meta for meta in metas})
+    scan_file(path, out.fileno(), os.fstat(out.fileno()).st_size, arrays.regions(shard), whole.update)
     return whole.hexdigest()
 
 
-def _check_ledger(entry: LedgerEntry, examined: ExaminedSample, run_id: str) -> None:
-    for dump in examined.dumps:
-        if dump.request.run != run_id:
-            raise ForeignDumpError(entry.key, f"{dump.path} is of run {dump.request.run}, this is run {run_id}")
-    if entry.num_tokens != examined.checked.num_tokens:
-        raise RowCoverageError(
-            entry.key, f"the ledger says {entry.num_tokens} tokens, the prompt has {examined.checked.num_tokens}"
-        )
-    listed = {dump.name: dump for dump in entry.dumps}
-    for found, dump in zip(examined.checked.dumps, examined.dumps, strict=True):
-        wanted = listed[found.name]
-        if found != wanted:
-            raise DumpChangedError(
-                entry.key,
-                f"{dump.path} has {found.size_bytes} bytes and hash {found.xxh3_128}, "
-                f"the ledger lists {wanted.size_bytes} bytes and {wanted.xxh3_128}",
-                why="The file was changed or damaged after it was checked",
-                mend="Remove it and run `eaglehs extract` again: the sample is computed anew",
+class _ArrayHashes:
+    """Compares each array's hash as soon as its last byte is read."""
+
+    def __init__(self, path: Path, metas: Mapping[str, SampleMeta]) -> None:
+        self._path = path
+        self._metas = metas
+
+    def regions(self, shard: ShardPlan) -> Iterator[Region]:
+        for placed in shard.samples:
+            for member in placed.members:
+                if member.array != META:
+                    digest = xxhash.xxh3_128()
+                    yield Region(offset=member.data_offset, length=member.data_bytes, row_bytes=1, take=digest.update)
+                    self._compare(placed.key, member.array, digest.hexdigest())
+
+    def _compare(self, key: str, array: str, found: str) -> None:
+        if found != self._metas[key].xxh3_128[array]:
+            raise ShardReadBackError(
+                f"{self._path}: {array} of {key} reads back other bytes than were checked",
+                why="A dump was changed while it was packed, or the disk is failing",
+                mend="Stop what writes to the run's folder, and run the same command again",
             )
-
-
-def _norm_sums(samples: Sequence[ExaminedSample]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for sample in samples:
-        for state, norm in sample.checked.state_norms.items():
-            sums[state] = sums.get(state, 0.0) + norm * sample.checked.num_tokens
-    return sums
 
 
 def _bloated(sample: ExaminedSample) -> Sequence[str]:
