@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice, repeat
+from itertools import chain, count, islice
 from pathlib import Path
 
 import torch
@@ -96,10 +96,17 @@ def drafter_loss(drafter: Drafter, batch: Mapping[str, Tensor], layers: list[str
 
 
 def batches(dataset: str, batch_size: int) -> Iterator[dict[str, Tensor]]:
-    """Yield batches of the dataset for ever, one epoch after another."""
-    samples = chain.from_iterable(repeat(eaglehs.stream(dataset, shuffle_seed=0)))  # each pass is the next epoch
+    """Yield batches of the dataset for ever, each epoch in another order."""
+    samples = _samples_of_all_epochs(dataset)
     while True:
         yield eaglehs.collate(list(islice(samples, batch_size)), max_tokens=MAX_TOKENS)
+
+
+def _samples_of_all_epochs(dataset: str) -> Iterator[dict[str, Tensor]]:
+    stream = eaglehs.stream(dataset, shuffle_seed=0)
+    for epoch in count():
+        stream.set_epoch(epoch)
+        yield from stream
 
 
 def read_weights(model: Path) -> tuple[Tensor, Tensor]:
