@@ -21,18 +21,14 @@ import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..schemas import codec
-from ..schemas.errors import StorageError, UsageError
+from ..schemas.errors import UsageError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import Manifest
-from ..schemas.sizes import format_size
-from ..schemas.states import INPUT_IDS, LOSS_MASK, state_names
 from .catalog import Catalog, check_shard_is_its_own, open_catalog
 from .decode import DecodedSample
-from .sample_map import map_sample, read_sample, sample_bytes
+from .sample_map import choose_arrays, load_sample
 from .sample_order import Order, Remainder, epoch_order, rank_part, worker_part
 from .stream_state import Pass, SharedCursor, StreamState, check_same_stream
-
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch's workers put tensors; nothing is written there by us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +84,7 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
     if remainder not in ("keep", "drop", "repeat"):
         raise UsageError(f"remainder is {remainder!r}", mend="Give 'keep', 'drop' or 'repeat'")
     options = StreamOptions(
-        arrays=(INPUT_IDS, LOSS_MASK, *_chosen(states, catalog.manifest)),
+        arrays=choose_arrays(states, catalog.manifest.layers),
         max_tokens=max_tokens,
         shuffle_seed=shuffle_seed,
         rank=rank,
@@ -143,7 +139,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         self._pass = begun = self._begin(worker)
         part = worker_part(self._part(begun.epoch)[begun.position :], worker or 0, num_workers)
         for taken in range(begun.taken, len(part)):
-            sample = self._load(self._catalog.rows[part[taken]], in_worker=info is not None)
+            sample = self._load(self._catalog.rows[part[taken]])
             self._pass = replace(begun, taken=taken + 1)
             yield sample
 
@@ -233,47 +229,12 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         order = epoch_order(len(self._catalog.rows), options.shuffle_seed, epoch)
         return rank_part(order, options.rank, options.world_size, options.remainder)
 
-    def _load(self, row: IndexRow, *, in_worker: bool) -> DecodedSample:
+    def _load(self, row: IndexRow) -> DecodedSample:
         path, options = self._catalog.shard_path(row), self._options
         if row.shard not in self._checked_shards:
             check_shard_is_its_own(path, self._first_rows[row.shard])
             self._checked_shards.add(row.shard)
-        if in_worker:
-            check_shared_memory(sample_bytes(row, options.arrays, options.max_tokens), _SHARED_MEMORY)
-        load = read_sample if in_worker else map_sample
-        return {"key": row.key, **load(path, row, options.arrays, max_tokens=options.max_tokens)}
-
-
-def check_shared_memory(needed_bytes: int, folder: Path) -> None:
-    """Refuse to hand a sample from a worker to the loop where it does not fit: torch would die of a bus error.
-
-    Raises:
-        StorageError: names the room there is and the ways out.
-    """
-    try:
-        stats = os.statvfs(folder)
-    except OSError:
-        return  # no such folder: torch shares tensors in another way there
-    free_bytes = stats.f_bavail * stats.f_frsize
-    if free_bytes < needed_bytes:
-        needed, free = format_size(needed_bytes), format_size(free_bytes)
-        raise StorageError(
-            f"a sample of {needed} does not fit into {folder}, which has {free} free",
-            why="DataLoader workers hand tensors to the training loop through shared memory",
-            mend="Use num_workers=0, which is the fastest way here; or enlarge it: docker run --shm-size=16g",
-        )
-
-
-def _chosen(states: Sequence[str] | None, manifest: Manifest) -> tuple[str, ...]:
-    known = state_names(manifest.layers)
-    if states is None:
-        return known
-    if isinstance(states, str):
-        raise UsageError(f"states is {states!r}", mend=f"Give a list: states=[{states!r}]")
-    for name in states:
-        if name not in known:
-            raise UsageError(f"there is no state {name!r} in the dataset; it has {', '.join(known)}")
-    return tuple(name for name in known if name in states)
+        return {"key": row.key, **load_sample(path, row, options.arrays, max_tokens=options.max_tokens)}
 
 
 def _world(rank: int | None, world_size: int | None) -> tuple[int, int]:

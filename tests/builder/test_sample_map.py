@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from eaglehs.builder.stream import HiddenStateStream, check_shared_memory, stream
+from eaglehs.builder.sample_map import check_shared_memory
+from eaglehs.builder.stream import HiddenStateStream, stream
 from eaglehs.schemas.errors import StorageError
 from torch.utils.data import DataLoader
 
