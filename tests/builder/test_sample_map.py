@@ -98,3 +98,13 @@ def test_too_small_a_shared_memory_is_named_before_torch_dies_of_it(tmp_path: Pa
     with pytest.raises(StorageError, match=r"does not fit into .* num_workers=0"):
         check_shared_memory(10**18, tmp_path)
     check_shared_memory(10**18, tmp_path / "no such folder")
+
+
+def test_a_pass_keeps_no_sample_in_memory_but_the_one_at_hand(dataset: SyntheticDataset):
+    def num_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(dataset.folder.data))
+
+    for sample in stream(dataset.root, shuffle_seed=0):
+        assert num_mappings() <= 2  # this one and, until the name is bound anew, the one before
+    del sample
+    assert num_mappings() == 0
