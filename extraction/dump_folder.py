@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ DYING_PATIENCE_S = 45.0
 """After a run was killed, its server is being stopped by the guard, which holds the lock until it is gone."""
 
 _POLL_S = 0.1
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the point of it; the folder in it is locked and checked
 
 
 class DumpFolderInUseError(UsageError):
@@ -96,6 +98,11 @@ def clean(folder: Path, *, rid_prefix: str = "") -> int:
     for path in ours:
         path.unlink(missing_ok=True)
     return len(ours)
+
+
+def default_dump_dir() -> Path:
+    """Return `eaglehs` in shared memory, or in the folder for temporary files where there is none."""
+    return (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())) / "eaglehs"
 
 
 def is_dump(filename: str) -> bool:

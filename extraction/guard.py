@@ -5,7 +5,8 @@ standard library. FD is the read end of the lifeline, a pipe from eaglehs: the f
 `{"argv": [...], "secrets": [...], "grace_s": 20.0}`; then it stays open for as long as eaglehs lives.
 
     server writes      -> the guard writes it on, secrets hidden: SGLang prints its API key at the start
-    lifeline closes    -> TERM to all processes under the guard, KILL after `grace_s`; also after eaglehs was SIGKILLed
+    lifeline closes    -> TERM to the server; to all processes under it when it has ended or half of `grace_s` is over;
+                          KILL after `grace_s`. Also when eaglehs was SIGKILLed
     server ends        -> the same for what it left behind, with a short grace; the guard ends with the server's code
     SIGINT to guard    -> KILL at once (a second Ctrl-C)
 
@@ -94,7 +95,11 @@ class Guard:
         with contextlib.suppress(KeyError):
             self.selector.unregister(self.lifeline)
         deadline = time.monotonic() + grace_s
-        _signal_all(signal.SIGTERM)
+        are_all_told = self.server_code is not None
+        if are_all_told:
+            _signal_all(signal.SIGTERM)
+        else:  # it ends its own children in order; a scheduler that goes first looks like a crash to it
+            os.kill(self.server.pid, signal.SIGTERM)
         while remaining := _descendants():
             now = time.monotonic()
             if now > deadline + _KILL_PATIENCE_S:
@@ -103,6 +108,9 @@ class Guard:
             if now > deadline or self.is_hurried:
                 deadline = min(deadline, now)
                 _signal_all(signal.SIGKILL)
+            elif not are_all_told and (self.server_code is not None or now > deadline - grace_s / 2):
+                are_all_told = True
+                _signal_all(signal.SIGTERM)
             time.sleep(_TICK_S / 2)
             self._pump()
             self._reap()

@@ -163,6 +163,9 @@ def _environment(settings: ServerSettings, plugin_site: Path | None) -> dict[str
         DUMP_DIR: str(settings.dump_dir.absolute()),
         LAYERS: ",".join(map(str, settings.layers)),
         RID_PREFIX: settings.rid_prefix,
+        # `python -m` puts the working folder first on the path: a folder there called eaglehs or datasets, as in a
+        # clone of this repository, would be imported in place of the package.
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",  # a server that crashes must not take its last words with it
     }
     if plugin_site is not None:

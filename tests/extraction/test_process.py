@@ -161,3 +161,22 @@ def test_sigterm_is_ctrl_c_inside_the_block_and_itself_again_after_it():
     with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_while_stopping_kills_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = tmp_path / "log"
+    ignore = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True)\n"
+    group = ProcessGroup(make_spec(ignore + SLEEP, log, grace_s=60))
+    (pid,) = printed_pids(log)
+    wait = group.wait
+
+    def interrupted(timeout_s: float | None = None) -> int | None:
+        monkeypatch.setattr(group, "wait", wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group, "wait", interrupted)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        group.stop()
+    assert time.monotonic() - started < 10
+    assert not is_alive(pid)

@@ -1,5 +1,6 @@
 """A managed server's life, with a fake that fails as real ones do (cases 16 and 17 of the case log)."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from eaglehs.extraction.dump_folder import DumpFolderInUseError, ForeignFilesError
+from eaglehs.extraction.engines.sglang import SglangEngine
 from eaglehs.extraction.server import ServerDiedError, attached_server, managed_server
 from eaglehs.extraction.server_checks import Expected, ServerRefusedError
 from eaglehs.extraction.server_command import ContradictingArgumentError, ServerSettings
@@ -25,6 +27,7 @@ from eaglehs.schemas.errors import EngineError, StorageError
 from eaglehs.schemas.progress import Silent
 
 from tests.extraction.test_process import is_alive, wait_until
+from tests.factories.prompts import make_prompt
 from tests.fakes.sglang_server import FakeSettings, FakeSglang, Faults, fake_site, to_environment
 
 Settings = Callable[..., ServerSettings]
@@ -118,6 +121,13 @@ def test_progress_tells_how_long_and_what_the_log_says(settings: Settings, monke
         pass
     assert notes[0].startswith("starting SGLang on port")
     assert re.match(r"waiting for the server's first token, 0 min 0\d s; its log: server_args=", notes[1])
+
+
+def test_a_server_that_dies_in_mid_run_ends_it_with_its_last_lines(settings: Settings):
+    with managed_server(settings(Faults(dies_on_request=True)), Silent()) as server:
+        engine = SglangEngine(server, "eh-run1-")
+        with pytest.raises(ServerDiedError, match="device-side assert"):
+            asyncio.run(engine.capture(make_prompt("a"), "eh-run1-a-0"))
 
 
 def test_an_api_key_is_used_and_never_written_down(settings: Settings, tmp_path: Path):

@@ -31,6 +31,7 @@ def test_the_command_has_all_that_capture_needs():
         "SGLANG_HS_DUMP_DIR": "/dumps",
         "SGLANG_HS_LAYERS": "3,31,59",
         "SGLANG_HS_RID_PREFIX": "eh-run1-",
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -1,0 +1,86 @@
+"""`eaglehs serve`: a patched SGLang server in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import console
+from ..schemas.progress import Silent
+from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, parse_layers
+
+
+class _Notes(Silent):
+    """Progress as lines; a bar would be torn by the server's own output."""
+
+    def note(self, message: str) -> None:
+        console.say(f"eaglehs: {message}")
+
+
+def serve(
+    context: typer.Context,
+    model: ModelName,
+    layers: LayerList = None,
+    profile: ProfileName = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Port on 127.0.0.1. Default: one that is free.")
+    ] = None,
+    dump_dir: Annotated[
+        Path | None,
+        typer.Option("--dump-dir", help="Where dumps go. Default: the profile's, else eaglehs in shared memory."),
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="Commit or branch of the model.")] = None,
+    sglang_python: Annotated[
+        str | None,
+        typer.Option(
+            "--sglang-python",
+            envvar="EAGLEHS_SGLANG_PYTHON",
+            help="Python of the environment that has SGLang, if it is another one.",
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option("--start-timeout", min=1, help="Seconds from the start to the first generated token.")
+    ] = 1800.0,
+    trust_remote_code: TrustFlag = False,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the command and its environment, without secrets; start nothing.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Run an SGLang server that dumps states, until Ctrl-C; `extract --server URL` then uses it for any run.
+
+    What stands after -- goes to SGLang. Arguments that would spoil the capture are refused.
+
+    eaglehs serve --model moonshotai/Kimi-K2.5 --profile kimi-k25 --port 30000
+
+    eaglehs serve --model ./tiny --layers 2,4,5 --print -- --tp-size 2
+    """
+    from ..extraction.serve import ServeOptions, show_command
+    from ..extraction.serve import serve as run_serve
+
+    if context.args and not context.args[0].startswith("-"):
+        raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
+    if json and not print_only:
+        raise typer.BadParameter("--json goes with --print")
+    options = ServeOptions(
+        model=model,
+        revision=revision,
+        layers=parse_layers(layers),
+        profile=profile,
+        port=port,
+        dump_dir=dump_dir,
+        sglang_python=sglang_python,
+        sglang_args=tuple(context.args),
+        trust_remote_code=trust_remote_code,
+        start_timeout_s=start_timeout,
+    )
+    if not print_only:
+        run_serve(options, _Notes())
+        return
+    command = show_command(options)
+    if json:
+        console.print_json({"command": list(command.shown_argv), "environment": command.shown_environment})
+    else:
+        console.out(command.shell_line())
