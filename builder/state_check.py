@@ -158,8 +158,10 @@ class StateCheck:
         end = self._rows_seen + len(bits_NH)
         rows = self._norm_rows[(self._norm_rows >= self._rows_seen) & (self._norm_rows < end)]
         if len(rows):
-            values_NH = (bits_NH[rows - self._rows_seen].astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-            self._norms += np.sqrt((values_NH * values_NH).sum(axis=1)).tolist()
+            floats_NH = (bits_NH[rows - self._rows_seen].astype(np.uint32) << 16).view(np.float32)
+            with np.errstate(invalid="ignore"):  # a NaN is a fault of its own
+                values_NH = floats_NH.astype(np.float64)
+                self._norms += np.sqrt((values_NH * values_NH).sum(axis=1)).tolist()
 
 
 def norm_rows(num_tokens: int) -> npt.NDArray[np.int64]:
