@@ -66,21 +66,27 @@ def progress(
     total_bytes: int | None = None,
 ) -> Iterator[Progress]:
     """Show how far work is, by the largest unit whose total is known: bytes, else tokens, else samples."""
-    totals = _Counts(total_samples or 0, total_tokens or 0, total_bytes or 0)
-    shown: _Bar | _Lines = _Bar(title, totals) if sys.stderr.isatty() else _Lines(title, totals)
-    with shown:
+    with _Bars() if sys.stderr.isatty() else _Lines() as shown:
+        shown.begin(title, num_samples=total_samples or 0, num_tokens=total_tokens or 0, size_bytes=total_bytes or 0)
         yield shown
 
 
 class _Meter:
-    """Thread-safe counts, and the share of the total that they are."""
+    """Thread-safe counts of one stage after another, and the share of its total that a stage has done."""
 
-    def __init__(self, title: str, totals: _Counts) -> None:
-        self.title = title
-        self.totals = totals
-        self.done = _Counts()
+    def __init__(self) -> None:
+        self.title = ""
+        self.totals = self.done = _Counts()
         self.started = time.monotonic()
         self._lock = threading.Lock()
+
+    def begin(self, title: str, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
+        """Close the stage that was, and start the next from zero."""
+        self.close()
+        self.title = title
+        self.totals = _Counts(num_samples, num_tokens, size_bytes)
+        self.done = _Counts()
+        self.started = time.monotonic()
 
     def advance(self, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
         """Add what was finished since the last call."""
@@ -88,10 +94,13 @@ class _Meter:
             self.done.num_samples += num_samples
             self.done.num_tokens += num_tokens
             self.done.size_bytes += size_bytes
-        self.show()
+            self.show()
 
     def show(self) -> None:
         """Draw; a subclass knows how."""
+
+    def close(self) -> None:
+        """Say how the stage ended."""
 
     def position(self) -> tuple[int, int]:
         """Return (done, total) in the unit that the share is measured in; total 0 where none is known."""
@@ -108,14 +117,17 @@ class _Meter:
 class _Lines(_Meter):
     """A line every ten seconds, for logs."""
 
-    def __init__(self, title: str, totals: _Counts) -> None:
-        super().__init__(title, totals)
-        self._last_line = time.monotonic()
-
     def __enter__(self) -> _Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self, title: str, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
+        super().begin(title, num_samples=num_samples, num_tokens=num_tokens, size_bytes=size_bytes)
+        self._last_line = self.started
+
+    def close(self) -> None:
         if text := self.summary():
             say(f"{self.title}: {text} in {time.monotonic() - self.started:.1f} s")
 
@@ -131,11 +143,11 @@ class _Lines(_Meter):
         say(f"{self.title}: {message}")
 
 
-class _Bar(_Meter):
-    """A rich progress bar on stderr."""
+class _Bars(_Meter):
+    """A rich progress bar a stage, on stderr."""
 
-    def __init__(self, title: str, totals: _Counts) -> None:
-        super().__init__(title, totals)
+    def __init__(self) -> None:
+        super().__init__()
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -146,19 +158,29 @@ class _Bar(_Meter):
             TimeRemainingColumn(),
             TextColumn("{task.fields[counts]}"),
         )
-        self._rich: RichProgress = Progress(*columns, console=Console(stderr=True), transient=False)
-        self._task: TaskID = self._rich.add_task(title, total=self.position()[1] or None, counts="")
+        self._rich: RichProgress = Progress(*columns, console=Console(stderr=True))
+        self._task: TaskID | None = None
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _Bars:
         self._rich.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.show()
+        self.close()
         self._rich.stop()
 
+    def begin(self, title: str, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
+        super().begin(title, num_samples=num_samples, num_tokens=num_tokens, size_bytes=size_bytes)
+        self._task = self._rich.add_task(title, total=self.position()[1] or None, counts="")
+
+    def close(self) -> None:
+        self.show()
+        if self._task is not None:
+            self._rich.stop_task(self._task)
+
     def show(self) -> None:
-        self._rich.update(self._task, completed=self.position()[0], counts=self.summary())
+        if self._task is not None:
+            self._rich.update(self._task, completed=self.position()[0], counts=self.summary())
 
     def note(self, message: str) -> None:
         """Print the message above the bar."""

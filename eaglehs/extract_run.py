@@ -8,16 +8,14 @@ Everything that can be refused is refused before the engine starts: a big model 
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
+from .engine_start import EngineSettings, open_engine, pick_engine
 from .schemas.errors import DataError, InterruptedRunError
 from .schemas.progress import Progress
 from .schemas.run import EngineFacts, ModelFacts, RunFolder, RunRecord
@@ -30,28 +28,6 @@ if TYPE_CHECKING:
 
 MAX_SKIPPED_SHARE = 0.2
 """Share of the prompt rows that may be left out before a run is called wrong rather than finished."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Which engine to use and how to reach or start it."""
-
-    name: str = "auto"
-    """`auto`, `sglang` or `transformers`."""
-
-    concurrency: int | None = None
-    """Requests under way at once at a server; None: the engine's default."""
-
-    dump_dir: Path | None = None
-    """The spool; None: a folder under /dev/shm for a server, inside the run for the transformers engine."""
-
-    server: str | None = None
-    """URL of a running patched server; None: start one."""
-
-    profile: str | None = None
-    sglang_python: str | None = None
-    sglang_args: tuple[str, ...] = ()
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +117,15 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
         EngineError, StorageError: the server or the disk failed; finished samples are kept.
         InterruptedRunError: Ctrl-C or SIGTERM; finished samples are kept.
     """
+    from .extraction.process import sigterm_as_interrupt
     from .extraction.run_store import locked
 
     started = datetime.now(UTC)
-    with _sigterm_as_ctrl_c(), ExitStack() as stack:
+    with sigterm_as_interrupt(), ExitStack() as stack:
         try:
             stack.enter_context(locked(settings.out))
             prepared = _prepare(settings, progress)
+            _warn(prepared.prompts, progress)
             store, outcome = _run(settings, prepared, progress)
         except KeyboardInterrupt:
             raise InterruptedRunError(
@@ -157,15 +135,15 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
 
 
 def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
-    from .extraction.engines.choose import choose_engine
     from .extraction.model_facts import read_model_facts
     from .extraction.prompts import prepare_prompts
     from .extraction.run_store import new_run_id, read_existing
     from .schemas.ledger import Ledger
 
-    engine, reason = ("sglang", "--server is given") if settings.engine.server else choose_engine(settings.engine.name)
+    engine, reason = pick_engine(settings.engine)
     model = read_model_facts(settings.model, revision=settings.revision)
     layers = _layers(settings, model)
+    progress.begin("prompts")
     prompts = prepare_prompts(settings.prompts, model, _prompt_options(settings), progress)
     _check_skipped(settings, prompts)
     record = RunRecord(
@@ -202,7 +180,6 @@ def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
 def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> tuple[RunStore, Outcome]:
     from .builder.assemble import check_dumps
     from .builder.plan import DatasetLayout
-    from .engine_start import open_engine
     from .extraction.client import Client, Outcome
     from .extraction.run_store import open_store
 
@@ -217,6 +194,9 @@ def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> 
     pending = store.pending(prepared.prompts.prompts)
     if not pending:
         return store, Outcome(num_done=0, num_tokens=0, failures=())
+    tokens = sum(prompt.num_tokens for prompt in pending)
+    size_bytes = tokens * prepared.plan.bytes_per_token
+    progress.begin("extract", num_samples=len(pending), num_tokens=tokens, size_bytes=size_bytes)
     layout = DatasetLayout(layers=store.record.layers, hidden_size=store.record.model.hidden_size)
     with open_engine(settings.engine, store.record, folder, progress) as engine:
         store.begin(engine.facts)
@@ -262,6 +242,11 @@ def _settings_text(settings: ExtractSettings) -> dict[str, str]:
     return {name: str(value) for name, value in (engine | client).items()}
 
 
+def _warn(prompts: PreparedPrompts, progress: Progress) -> None:
+    for message, count in prompts.warnings.items():
+        progress.note(f"warning ({count} rows): {message}")
+
+
 def _check_skipped(settings: ExtractSettings, prompts: PreparedPrompts) -> None:
     num_skipped = sum(prompts.facts.skipped.values())
     num_rows = num_skipped + prompts.facts.num_prompts
@@ -297,22 +282,3 @@ def _summary(
         state_norms=norms,
         seconds=round(seconds, 3),
     )
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does: in order, with the server stopped and finished samples kept."""
-    if sys.platform == "win32" or not _is_main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _is_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()

@@ -144,8 +144,8 @@ class RunStore:
 
     def repair(self) -> Repairs:
         """Remove dumps that no finished sample owns, and forget finished samples whose dumps are not there."""
-        owned = {}
-        lost = []
+        owned: dict[Path, int] = {}
+        lost: list[str] = []
         for entry in self.ledger.finished():
             files = [(self.folder.dump_path(entry.key, dump.name), dump.size_bytes) for dump in entry.dumps]
             if all(_has_size(path, size) for path, size in files):

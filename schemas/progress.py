@@ -8,6 +8,9 @@ from typing import Protocol
 class Progress(Protocol):
     """Something that hears of finished work; the command shows it as a bar or as lines."""
 
+    def begin(self, title: str, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
+        """Start a new stage of the work, with as much to do; counts start from zero. 0 stands for not known."""
+
     def advance(self, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
         """Add what was finished since the last call. May be called from any thread."""
 
@@ -17,6 +20,9 @@ class Progress(Protocol):
 
 class Silent:
     """Progress that nobody watches."""
+
+    def begin(self, title: str, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
+        """Do nothing."""
 
     def advance(self, *, num_samples: int = 0, num_tokens: int = 0, size_bytes: int = 0) -> None:
         """Do nothing."""

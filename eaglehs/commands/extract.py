@@ -49,6 +49,12 @@ def extract(
     max_skipped_share: Annotated[
         float, typer.Option("--max-skipped-share", min=0, max=1, help="Refuse prompts of which more must be skipped.")
     ] = 0.2,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Port of the server. Default: one that is free.")
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option("--start-timeout", min=1, help="Seconds until the server must answer.")
+    ] = 1800.0,
     sglang_python: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +76,8 @@ def extract(
 
     eaglehs extract --model ./tiny --prompts prompts.jsonl --engine transformers --limit 100
     """
-    from ..extract_run import EngineSettings, ExtractSettings
+    from ..engine_start import EngineSettings
+    from ..extract_run import ExtractSettings
 
     if context.args and not context.args[0].startswith("-"):
         raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
@@ -91,6 +98,8 @@ def extract(
             dump_dir=dump_dir,
             server=server,
             profile=profile,
+            port=port,
+            start_timeout_s=start_timeout,
             sglang_python=sglang_python,
             sglang_args=tuple(context.args),
             trust_remote_code=trust_remote_code,
@@ -103,7 +112,7 @@ def extract(
 def _dry_run(settings: ExtractSettings, *, is_json: bool) -> None:
     from ..extract_run import plan_extract
 
-    with console.progress("prompts") as progress:
+    with console.progress("model") as progress:
         plan = plan_extract(settings, progress)
     console.print_json(plan) if is_json else console.out(_plan_text(plan))
 
@@ -111,7 +120,7 @@ def _dry_run(settings: ExtractSettings, *, is_json: bool) -> None:
 def _extract(settings: ExtractSettings, *, is_json: bool) -> None:
     from ..extract_run import extract as run_extract
 
-    with console.progress("extract") as progress:
+    with console.progress("model") as progress:
         summary = run_extract(settings, progress)
     console.print_json(summary) if is_json else console.out(_summary_text(summary))
     if summary.num_failed:

@@ -194,7 +194,8 @@ def _make_model(folder: DemoFolder) -> _Done:
 
 
 def _extract(folder: DemoFolder, progress: Progress) -> _Done:
-    from ..extract_run import EngineSettings, ExtractSettings, extract
+    from ..engine_start import EngineSettings
+    from ..extract_run import ExtractSettings, extract
 
     summary = extract(
         ExtractSettings(

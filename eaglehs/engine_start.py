@@ -1,0 +1,175 @@
+"""From engine settings to a started engine: our own server, a running one, or transformers in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .schemas.dump import rid_prefix
+from .schemas.errors import UsageError
+from .schemas.progress import Progress
+from .schemas.run import RunFolder, RunRecord
+
+if TYPE_CHECKING:
+    from .extraction.engines.protocol import Engine
+    from .extraction.serve import ServeOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Which engine to use and how to reach or start it."""
+
+    name: str = "auto"
+    """`auto`, `sglang` or `transformers`."""
+
+    concurrency: int | None = None
+    """Requests under way at once at a server; None: the engine's default."""
+
+    dump_dir: Path | None = None
+    """The spool; None: a folder under /dev/shm for a server, inside the run for the transformers engine."""
+
+    server: str | None = None
+    """URL of a running patched server; None: start one."""
+
+    profile: str | None = None
+    port: int | None = None
+    sglang_python: str | None = None
+    sglang_args: tuple[str, ...] = ()
+    start_timeout_s: float = 1800.0
+    trust_remote_code: bool = False
+
+
+def pick_engine(settings: EngineSettings) -> tuple[str, str]:
+    """Return the engine's name and the reason for it.
+
+    Raises:
+        UsageError: no such engine, or options of one engine are given for the other.
+    """
+    from .extraction.engines.choose import SGLANG, TRANSFORMERS, choose_engine
+
+    if settings.server is not None and settings.name == TRANSFORMERS:
+        raise UsageError("--server needs the sglang engine, but --engine transformers is given")
+    engine, reason = (SGLANG, "--server is given") if settings.server is not None else choose_engine(settings.name)
+    if engine == TRANSFORMERS:
+        _refuse_server_options(settings, reason)
+    elif settings.server is not None:
+        _refuse_start_options(settings)
+    return engine, reason
+
+
+@contextmanager
+def open_engine(settings: EngineSettings, record: RunRecord, folder: RunFolder, progress: Progress) -> Iterator[Engine]:
+    """Start the engine of a run, yield it ready, and stop what was started.
+
+    Raises:
+        EngineError: it did not start, or would not capture right.
+    """
+    engine, reason = pick_engine(settings)
+    progress.note(f"engine {engine}: {reason}")
+    if engine == "transformers":
+        with _transformers(settings, record, folder) as started:
+            yield started
+    elif settings.server is not None:
+        with _attached(settings, settings.server, record, progress) as started:
+            yield started
+    else:
+        with _managed(settings, record, folder, progress) as started:
+            yield started
+
+
+@contextmanager
+def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder) -> Iterator[Engine]:
+    from .extraction.engines.transformers import TransformersEngine, TransformersSettings
+
+    # On the run's own file system a finished dump is renamed and not copied.
+    spool = settings.dump_dir or folder.root / ".spool"
+    shutil.rmtree(folder.root / ".spool", ignore_errors=True)  # left by a start that was killed
+    engine = TransformersEngine(
+        TransformersSettings(
+            model=record.model.name,
+            revision=None if record.model.revision.startswith("local-") else record.model.revision,
+            layers=record.layers,
+            spool=spool,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    )
+    try:
+        yield engine
+    finally:
+        shutil.rmtree(folder.root / ".spool", ignore_errors=True)
+
+
+@contextmanager
+def _managed(settings: EngineSettings, record: RunRecord, folder: RunFolder, progress: Progress) -> Iterator[Engine]:
+    from .extraction.engines.sglang import DEFAULT_CONCURRENCY, SglangEngine
+    from .extraction.serve import resolve_settings
+    from .extraction.server import managed_server
+
+    prefix = rid_prefix(record.run_id)
+    server_settings = replace(
+        resolve_settings(_serve_options(settings, record)), rid_prefix=prefix, log=folder.server_log
+    )
+    with managed_server(server_settings, progress) as server:
+        yield SglangEngine(server, prefix, concurrency=settings.concurrency or DEFAULT_CONCURRENCY)
+
+
+@contextmanager
+def _attached(settings: EngineSettings, url: str, record: RunRecord, progress: Progress) -> Iterator[Engine]:
+    from .extraction.engines.sglang import DEFAULT_CONCURRENCY, SglangEngine
+    from .extraction.serve import resolve_settings
+    from .extraction.server import attached_server
+    from .extraction.server_checks import Expected
+
+    prefix = rid_prefix(record.run_id)
+    expected = Expected(
+        model=record.model.name,
+        layers=record.layers,
+        rid_prefix=prefix,
+        dump_dir=resolve_settings(_serve_options(settings, record)).dump_dir,
+        revision=None,
+    )
+    with attached_server(url, expected, progress, api_key=os.environ.get("SGLANG_API_KEY")) as server:
+        yield SglangEngine(server, prefix, concurrency=settings.concurrency or DEFAULT_CONCURRENCY)
+
+
+def _serve_options(settings: EngineSettings, record: RunRecord) -> ServeOptions:
+    from .extraction.serve import ServeOptions
+
+    return ServeOptions(
+        model=record.model.name,
+        revision=None if record.model.revision.startswith("local-") else record.model.revision,
+        layers=record.layers,
+        profile=settings.profile,
+        port=settings.port,
+        dump_dir=settings.dump_dir,
+        sglang_python=settings.sglang_python,
+        sglang_args=settings.sglang_args,
+        trust_remote_code=settings.trust_remote_code,
+        start_timeout_s=settings.start_timeout_s,
+    )
+
+
+def _refuse_server_options(settings: EngineSettings, reason: str) -> None:
+    given = {
+        "--port": settings.port,
+        "--concurrency": settings.concurrency if settings.concurrency != 1 else None,
+        "SGLang's own arguments": settings.sglang_args or None,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} has no effect on the transformers engine ({reason})",
+                mend="Leave it out, or give --engine sglang",
+            )
+
+
+def _refuse_start_options(settings: EngineSettings) -> None:
+    given = {"--port": settings.port, "SGLang's own arguments": settings.sglang_args or None}
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} has no effect on a server that is running already (--server)")
