@@ -76,4 +76,4 @@ class MissingPackageError(UsageError):
 
 
 def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?", ":", "]", ")", "`")) else f"{text}."
+    return text if text.endswith((".", "!", "?", ":")) else f"{text}."

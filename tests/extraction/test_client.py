@@ -15,7 +15,7 @@ from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
 
 from tests.factories.prompts import make_prompts
-from tests.factories.records import model_facts, run_record
+from tests.factories.records import engine_facts, model_facts, run_record
 from tests.fakes.engine import FakeEngine
 
 LAYOUT = DatasetLayout(layers=(1, 2), hidden_size=32)
@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 def open_run(folder, prompts):
-    record = run_record(layers=(1, 2), model=model_facts(hidden_size=32))
+    record = run_record(layers=(1, 2), model=model_facts(hidden_size=32), engine=engine_facts(name="fake"))
     store = open_store(folder, record, prompts)
     store.repair()
     return store
@@ -211,4 +211,4 @@ def test_a_row_of_another_request_never_counts(engine, folder):
     engine.faults["p001"] = swapped
     outcome, _ = start(engine, folder, prompts)
     assert [failure.key for failure in outcome.failures] == ["p001"]
-    assert "position 0" in outcome.failures[0].reason
+    assert "token 0 is" in outcome.failures[0].reason
