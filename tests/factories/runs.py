@@ -74,19 +74,33 @@ def make_run(
     """
     by_key = dict(lengths) if isinstance(lengths, Mapping) else {f"p{i}": n for i, n in enumerate(lengths)}
     prompts = [make_prompt(key, num_tokens) for key, num_tokens in by_key.items()]
-    folder = RunFolder(root)
+    run = start_run(root, prompts, layers=layers, hidden_size=hidden_size)
+    run.failed = tuple(failed or ())
+    for number, prompt in enumerate(prompts):
+        if prompt.key in run.failed:
+            append_ledger(run, prompt, status=SampleStatus.FAILED, reason=(failed or {})[prompt.key])
+        elif prompt.key not in unfinished:
+            finish_sample(run, prompt, chunk_rows=chunk_rows, next_token=number)
+    return run
+
+
+def make_run_of(root: Path, prompts: Sequence[Prompt]) -> SyntheticRun:
+    """Write a run in which each of `prompts` is finished."""
+    run = start_run(root, list(prompts))
+    for prompt in prompts:
+        finish_sample(run, prompt)
+    return run
+
+
+def start_run(
+    root: Path, prompts: list[Prompt], *, layers: tuple[int, ...] = LAYERS, hidden_size: int = HIDDEN_SIZE
+) -> SyntheticRun:
+    """Write a run in which nothing is done yet."""
     root.mkdir(parents=True, exist_ok=True)
     record = make_record(prompts, layers=layers, hidden_size=hidden_size)
-    run = SyntheticRun(folder=folder, record=record, prompts=prompts, failed=tuple(failed or ()))
-    write_prompts_file(folder.prompts, prompts)
-    write_record(folder.record, record)
-    for number, prompt in enumerate(prompts):
-        if prompt.key in unfinished:
-            continue
-        reason = (failed or {}).get(prompt.key)
-        finish_sample(run, prompt, chunk_rows=chunk_rows, next_token=number) if reason is None else append_ledger(
-            run, prompt, status=SampleStatus.FAILED, reason=reason
-        )
+    run = SyntheticRun(folder=RunFolder(root), record=record, prompts=prompts)
+    write_prompts_file(run.folder.prompts, prompts)
+    write_record(run.folder.record, record)
     return run
 
 
