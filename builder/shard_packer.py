@@ -30,6 +30,7 @@ from ..schemas.sizes import format_size
 from ..schemas.states import INPUT_IDS, LOSS_MASK
 from .assemble import ExaminedSample
 from .dump_reader import Dump
+from .dump_zip import DumpUnreadableError
 from .file_scan import Region, scan_file
 from .pack_state import PackedShard, SetAside
 from .plan import META, PlacedSample, ShardPlan
@@ -119,25 +120,25 @@ class ShardPacker:
                 if self._stop.is_set():
                     raise PackStoppedError
                 prompt = self._run.prompts.prompt(placed.key)
-                examined = self._examine(prompt)
-                if examined is None or len(self._set_aside) > num_refused:
-                    continue  # the rest is still examined, so that the shard is laid out anew but once
-                meta = self._meta(placed, examined)
-                _write_sample(writer, placed, meta, prompt, examined)
-                draft.add(meta, examined)
-                for warning in _bloated(examined):
-                    self._progress.note(f"warning: {warning}")
+                try:
+                    examined = examine_finished(self._run, prompt)
+                    if len(self._set_aside) == num_refused:  # else only look for more: the shard is laid out anew
+                        self._add(writer, placed, prompt, examined, draft)
+                except DataError as fault:
+                    self._set_aside[prompt.key] = SetAside(key=prompt.key, id=prompt.id, reason=str(fault))
+                    self._progress.note(f"sample {prompt.key} is set aside: {fault}")
             if len(self._set_aside) > num_refused:
                 raise _SetAsideError
             draft.sha256 = read_back(out, path, shard, draft.metas)
 
-    def _examine(self, prompt: Prompt) -> ExaminedSample | None:
-        try:
-            return examine_finished(self._run, prompt)
-        except DataError as fault:
-            self._set_aside[prompt.key] = SetAside(key=prompt.key, id=prompt.id, reason=str(fault))
-            self._progress.note(f"sample {prompt.key} is set aside: {fault}")
-            return None
+    def _add(
+        self, writer: ShardWriter, placed: PlacedSample, prompt: Prompt, examined: ExaminedSample, draft: _Draft
+    ) -> None:
+        meta = self._meta(placed, examined)
+        _write_sample(writer, placed, meta, prompt, examined)
+        draft.add(meta, examined)
+        for warning in _bloated(examined):
+            self._progress.note(f"warning: {warning}")
 
     def _meta(self, placed: PlacedSample, examined: ExaminedSample) -> SampleMeta:
         return SampleMeta(
@@ -179,7 +180,7 @@ def _write_sample(
     writer: ShardWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, examined: ExaminedSample
 ) -> None:
     with ExitStack() as files:
-        handles = [files.enter_context(dump.path.open("rb")).fileno() for dump in examined.dumps]
+        handles = [files.enter_context(_open(dump)).fileno() for dump in examined.dumps]
         arrays: dict[str, Sequence[Piece]] = {
             INPUT_IDS: [np.ascontiguousarray(prompt.input_ids, dtype="<i4").tobytes()],
             LOSS_MASK: [np.ascontiguousarray(prompt.loss_mask, dtype="|u1").tobytes()],
@@ -189,6 +190,13 @@ def _write_sample(
                 pairs = zip(examined.dumps, handles, strict=True)
                 arrays[spec.name] = [_range(dump, handle, spec.name) for dump, handle in pairs]
         writer.write_sample(placed, meta_content(meta, placed.layout.layers), arrays)
+
+
+def _open(dump: Dump) -> BinaryIO:
+    try:
+        return dump.path.open("rb")
+    except OSError as fault:
+        raise DumpUnreadableError(dump.path, f"vanished after it was checked: {fault.strerror}") from None
 
 
 def _range(dump: Dump, handle: int, array: str) -> FileRange:

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from eaglehs.builder import shard_packer
 from eaglehs.builder.pack import NothingToPackError, PackSettings, pack_run
 from eaglehs.builder.pack_folder import ForeignFolderError, NoSpaceError
 from eaglehs.builder.pack_state import locked
 from eaglehs.builder.prompt_table import PromptTable
+from eaglehs.builder.run_reader import Run
 from eaglehs.builder.shard_packer import ShardReadBackError
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.errors import RecordError, StorageError, UsageError
 from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.prompt import Prompt
 
 from tests.builder.test_pack import check_bits, files
 from tests.factories.dumps import make_prompt
@@ -128,6 +131,23 @@ def test_a_missing_dump_sets_its_sample_aside(tmp_path: Path):
     [item] = pack(run, tmp_path / "d").set_aside
     assert (item.key, item.id) == ("p1", "p1")
     assert "is not there" in item.reason
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, lambda path: os.truncate(path, 2000)])
+def test_a_dump_that_is_lost_between_its_check_and_its_copy_is_set_aside(tmp_path: Path, monkeypatch, loss):
+    run = make_run(tmp_path / "run", lengths=[12] * 3)
+    real = shard_packer.examine_finished
+
+    def lose(run_: Run, prompt: Prompt) -> object:
+        examined = real(run_, prompt)
+        if prompt.key == "p1":
+            loss(run.dumps_of("p1")[0])
+        return examined
+
+    monkeypatch.setattr(shard_packer, "examine_finished", lose)
+    [item] = pack(run, tmp_path / "d").set_aside
+    assert item.key == "p1"
+    check_bits(run, tmp_path / "d", ["p0", "p2"])
 
 
 def test_a_sample_that_was_set_aside_is_tried_again(tmp_path: Path):
