@@ -122,8 +122,8 @@ class Capture:
                 )
             return list(aux.chunk(self._num_layers, dim=-1))
         if not isinstance(aux, list | tuple) or len(aux) != self._num_layers:
-            found = len(aux) if isinstance(aux, list | tuple) else f"a {type(aux).__name__}"
-            raise CaptureRefusedError(f"the model gave {found} states for {self._num_layers} layers")
+            found = f"{len(aux)} states" if isinstance(aux, list | tuple) else f"a {type(aux).__name__}"
+            raise CaptureRefusedError(f"the model gave {found} for {self._num_layers} layers")
         return list(aux)
 
     def _check(self, state: Tensor, num_rows: int) -> None:

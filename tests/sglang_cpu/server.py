@@ -80,7 +80,12 @@ def running_server(
     command = [python, "-m", "sglang.launch_server", "--model-path", model, "--port", str(port), *flags]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            cwd=log.parent,  # `python -m` puts the working folder first: a checkout's eaglehs/ has no extraction/ in it
+            start_new_session=True,
         )
     server = SglangServer(process, port, log)
     try:

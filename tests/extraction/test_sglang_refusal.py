@@ -1,0 +1,91 @@
+"""What must be refused, by real SGLang: its settings after it has resolved them, and a server that goes on serving."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from eaglehs.extraction.capture_settings import CaptureSettings
+from eaglehs.extraction.plugin_site import make_plugin_site
+from eaglehs.schemas.codec import read_record
+from eaglehs.schemas.dump import CaptureStatus
+
+from tests.factories.models import NUM_LAYERS, write_tiny_llama
+from tests.sglang_cpu import settings_probe
+
+from .conftest import CpuRig
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+
+CPU = ["--attention-backend", "torch_native", "--mem-fraction-static", "0.1"]
+
+REFUSED = {
+    "--pp-size 2": "pipeline parallelism",
+    "--speculative-algorithm NGRAM": "speculative decoding",
+    "--cuda-graph-backend-prefill breakable": "prefill CUDA graph",
+    "--tp-size 2 --dp-size 2 --enable-dp-attention": "data-parallel attention",
+    "--dp-size 2": "data parallelism",
+    "--tp-size 2 --attn-cp-size 2": "context parallelism",
+    "--enable-two-batch-overlap": "two-batch overlap",
+    "--enable-pdmux": "prefill/decode multiplexing",
+    "--disaggregation-mode prefill": "disaggregated serving",
+    "--tp-size 2 --moe-a2a-backend deepep": "all-to-all experts",
+    "--dtype float16": "other dtype",
+}
+
+ROWS = {"--chunked-prefill-size 64": 64, "--chunked-prefill-size -1": 16384}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def judged(cpu_rig: CpuRig, model: Path) -> dict[str, tuple[list[str], int]]:
+    """All argument lists, resolved by SGLang in one process: arguments -> (rules, rows of a batch)."""
+    lists = [[*text.split(), *CPU] for text in ("", *REFUSED, *ROWS)]
+    site = make_plugin_site(cpu_rig.folder / "site")
+    found = subprocess.run(
+        [cpu_rig.python, settings_probe.__file__, model, json.dumps(lists)],
+        env={**os.environ, **cpu_rig.environment, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("[[")]
+    return {" ".join(given[: -len(CPU)]): (rules, rows) for given, rules, rows in lines}
+
+
+@pytest.mark.parametrize(("arguments", "rule"), REFUSED.items())
+def test_a_setting_that_would_spoil_rows_is_seen_after_sglang_has_resolved_it(
+    judged: dict[str, tuple[list[str], int]], arguments: str, rule: str
+) -> None:
+    assert judged[arguments][0] == [rule]
+
+
+def test_plain_settings_are_let_through(judged: dict[str, tuple[list[str], int]]) -> None:
+    assert judged[""][0] == []
+
+
+@pytest.mark.parametrize(("arguments", "rows"), ROWS.items())
+def test_the_ring_learns_how_many_rows_a_batch_may_have(
+    judged: dict[str, tuple[list[str], int]], arguments: str, rows: int
+) -> None:
+    assert judged[arguments] == ([], rows)
+
+
+def test_a_refused_capture_says_why_and_the_server_serves(cpu_rig: CpuRig, model: Path, spool: Path) -> None:
+    capture = CaptureSettings(dump_dir=spool, layers=(1, NUM_LAYERS))
+    with cpu_rig.serve(model, "--disable-radix-cache", capture=capture) as server:
+        status = read_record(CaptureStatus, spool / CaptureStatus.FILENAME)
+        assert status.state == "failed"
+        assert f"layer {NUM_LAYERS} is out of range: the model has {NUM_LAYERS} decoder layers" in status.message
+        answer = server.generate([5, 6, 7, 8], rid="eh-run-a-0", max_new_tokens=4)
+        assert len(answer["output_ids"]) == 4
+        assert [path.name for path in spool.iterdir()] == [CaptureStatus.FILENAME]
+        assert "Capture of hidden states has stopped; the server goes on" in server.log.read_text()
