@@ -101,6 +101,7 @@ def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder
     try:
         yield engine
     finally:
+        engine.close()  # a prompt that was interrupted may still be writing
         shutil.rmtree(folder.root / ".spool", ignore_errors=True)
 
 

@@ -77,7 +77,7 @@ def main() -> None:
 
     registry.register(app)
     try:
-        app()
+        app(prog_name="eaglehs")
     except EaglehsError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)

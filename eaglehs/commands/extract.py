@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,9 +23,12 @@ def extract(
     out: Annotated[Path, typer.Option("--out", help="Folder of the run; an unfinished one is gone on with.")] = Path(
         "run"
     ),
-    engine: Annotated[str, typer.Option("--engine", help="auto, sglang or transformers.")] = "auto",
+    engine: Annotated[
+        Literal["auto", "sglang", "transformers"],
+        typer.Option("--engine", help="auto: sglang where it is installed with a GPU, else transformers."),
+    ] = "auto",
     server: Annotated[
-        str | None, typer.Option("--server", help="URL of a server that `eaglehs serve` runs; needs --dump-dir.")
+        str | None, typer.Option("--server", help="URL of a server that `eaglehs serve` runs on this machine.")
     ] = None,
     profile: ProfileName = None,
     layers: LayerList = None,
@@ -35,7 +38,8 @@ def extract(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Take only the first N usable prompts.")] = None,
     loss_mask: Annotated[
-        str, typer.Option("--loss-mask", help="Tokens to train on: assistant (every turn), last or all.")
+        Literal["assistant", "last", "all"],
+        typer.Option("--loss-mask", help="Tokens to train on: every turn of the assistant, the last one, or all."),
     ] = "assistant",
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Requests under way at once (1 repeats bit for bit).")
