@@ -62,6 +62,8 @@ class HiddenStates(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # `da
         splits = []
         for name, shards in dl_manager.download(self.config.data_files).items():
             archives = [dl_manager.iter_archive(shard) if _is_remote(shard) else None for shard in shards]
+            if archives[0] is None:  # before there are workers, of which each sees some of the shards
+                self._check_alike(next(self._local(shards[0])), shards[0])
             splits.append(datasets.SplitGenerator(name=name, gen_kwargs={"shards": list(shards), "archives": archives}))
         return splits
 

@@ -114,11 +114,11 @@ def test_shards_behind_a_url_are_read_too(dataset: SyntheticDataset, states: lis
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("options", [{"hidden_size": 8}, {"layers": (2, 5, 8)}])
 def test_shards_of_two_datasets_in_one_list_are_refused(tmp_path: Path, options: dict, num_workers: int):
-    shards = [
-        str(shard)
-        for part in (make_dataset(tmp_path / "a"), make_dataset(tmp_path / "b", **options))
-        for shard in part.shards
-    ]
+    parts = (
+        make_dataset(tmp_path / "a", lengths=(3,)),  # a shard each, and so a worker each
+        make_dataset(tmp_path / "b", lengths=(3,), **options),
+    )
+    shards = [str(shard) for part in parts for shard in part.shards]
     rows = HiddenStates(data_files={"train": shards}).as_streaming_dataset(split="train")
     with pytest.raises(DataError, match="different datasets"):
         list(DataLoader(rows, batch_size=None, num_workers=num_workers))

@@ -89,7 +89,7 @@ print(len(kept), sum(len(sample) - 1 for sample in kept))
 
 def test_what_is_saved_of_a_sample_is_not_the_whole_shard(tmp_path: Path):
     dataset = make_readable(tmp_path, lengths=[300] * 20, hidden_size=64, shard_size_bytes=10**8)
-    sample = next(iter(stream(dataset.root)))
+    *_, sample = stream(dataset.root)
     assert len(pickle.dumps(sample)) < 4 * dataset.shards[0].stat().st_size // 20
 
 
@@ -105,6 +105,7 @@ def test_a_pass_keeps_no_sample_in_memory_but_the_one_at_hand(dataset: Synthetic
         return Path("/proc/self/maps").read_text().count(str(dataset.folder.data))
 
     for sample in stream(dataset.root, shuffle_seed=0):
+        assert sample["key"] in dataset.keys
         assert num_mappings() <= 2  # this one and, until the name is bound anew, the one before
     del sample
     assert num_mappings() == 0

@@ -83,6 +83,21 @@ def test_after_a_resumed_pass_through_workers_the_next_one_is_whole(dataset: Syn
     assert keys_of(samples) == dataset.keys
 
 
+def test_after_a_resumed_pass_without_workers_one_through_them_is_whole(dataset: SyntheticDataset):
+    samples = stream(dataset.root)
+    samples.load_state_dict(samples.state_dict(num_consumed=5))
+    assert keys_of(samples) == dataset.keys[5:]
+    assert keys_of(load(samples, 2)) == dataset.keys
+
+
+def test_another_epoch_begins_at_its_start_even_in_the_middle_of_a_pass(dataset: SyntheticDataset):
+    samples = stream(dataset.root, shuffle_seed=5)
+    next(iter(samples))
+    samples.set_epoch(1)
+    state = samples.state_dict()
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
 def test_a_count_is_asked_for_where_workers_read_ahead(dataset: SyntheticDataset):
     samples = stream(dataset.root)
     next(iter(load(samples, 1)))
