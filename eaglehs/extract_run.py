@@ -201,7 +201,7 @@ def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> 
     with open_engine(settings.engine, store.record, folder, progress) as engine:
         store.begin(engine.facts)
         client = Client(
-            engine, store, lambda prompt, dumps: check_dumps(prompt, dumps, layout), _client_settings(settings)
+            engine, store, lambda prompt, answer: check_dumps(prompt, answer.dumps, layout), _client_settings(settings)
         )
         return store, asyncio.run(client.run(pending, progress))
 

@@ -11,7 +11,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..schemas.dump import RequestId
 from ..schemas.errors import DataError, EaglehsError
@@ -21,8 +20,8 @@ from ..schemas.sample import CheckedSample
 from .engines.protocol import Answer, Engine
 from .run_store import RunStore
 
-Check = Callable[[Prompt, Sequence[Path]], CheckedSample]
-"""Builds a checked sample from a prompt and its dumps, or raises DataError; the builder's `check_dumps`."""
+Check = Callable[[Prompt, Answer], CheckedSample]
+"""Builds a checked sample from a prompt and the engine's answer, or raises DataError; the builder's `check_dumps`."""
 
 
 class CachedRowsError(DataError):
@@ -146,7 +145,7 @@ class Client:
         try:
             if answer.cached_tokens:
                 raise CachedRowsError(prompt.key, answer.cached_tokens)
-            checked = await asyncio.to_thread(self.check, prompt, answer.dumps)
+            checked = await asyncio.to_thread(self.check, prompt, answer)
         except DataError:
             _discard(answer)
             raise

@@ -43,7 +43,7 @@ def start(engine, folder, prompts, **settings):
     """Run one start of an extraction to its end, as `eaglehs extract` does."""
     store = open_run(folder, prompts)
     store.begin(engine.facts)
-    client = Client(engine, store, lambda p, d: check_dumps(p, d, LAYOUT), ClientSettings(**settings))
+    client = Client(engine, store, lambda p, a: check_dumps(p, a.dumps, LAYOUT), ClientSettings(**settings))
     return asyncio.run(client.run(store.pending(prompts), Silent())), store
 
 
