@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]  # it ships no types; only safe_dump of plain types is used
+import yaml
 
 from ..schemas.manifest import Manifest
 from ..schemas.sample import META_MEMBER
