@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import platform
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,21 +19,18 @@ import torch
 import transformers
 
 from ...schemas.dump import DumpName
-from ...schemas.errors import DataError, EngineError
+from ...schemas.errors import DataError
 from ...schemas.prompt import Prompt
 from ...schemas.run import EngineFacts
 from ...schemas.states import check_layers
 from ..sink import write_dump
+from .model_load import ModelSource, device_name, load_config, load_model, pick_device
 from .protocol import Answer
 from .taps import Taps, check_taps
 
 
 class PromptRefusedError(DataError):
     """A prompt that the model can't run right: no tokens, too many, or ids that it does not have."""
-
-
-class ModelLoadError(EngineError):
-    """The model could not be loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +64,16 @@ class TransformersEngine:
             UnknownBackboneError, WrongStateError: its states can't be taken right; see taps.py.
         """
         self._settings = settings
-        self._device = _device(settings.device)
-        config = _load_config(settings)
+        self._device = pick_device(settings.device)
+        source = ModelSource(
+            model=settings.model, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+        config = load_config(source)
         self._text_config = config.get_text_config()
         num_layers: int = self._text_config.num_hidden_layers
         layers = check_layers(settings.layers, num_layers)
         settings.spool.mkdir(parents=True, exist_ok=True)
-        self._model = _load_model(settings, config, self._device)
+        self._model = load_model(source, config, self._device)
         self._taps = Taps(self._model, layers, num_layers)
         check_taps(self._model, self._taps, self._text_config.vocab_size)
         self._last_logits_only = _last_logits_only(self._model)
@@ -93,7 +92,7 @@ class TransformersEngine:
             },
             command=(),
             environment={},
-            device=_device_name(self._device),
+            device=device_name(self._device),
         )
 
     async def capture(self, prompt: Prompt, rid: str) -> Answer:
@@ -158,48 +157,6 @@ class TransformersEngine:
             )
 
 
-def _device(name: str) -> torch.device:
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device}: {torch.cuda.get_device_name(device)}"
-    return f"{device}, {torch.get_num_threads()} threads"
-
-
-def _load_config(settings: TransformersSettings) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            settings.model, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError, ImportError) as fault:
-        raise _load_error(settings.model, fault) from fault
-
-
-def _load_model(settings: TransformersSettings, config: Any, device: torch.device) -> Any:
-    if device.type == "cuda":
-        _repeat_bits_on_cuda()
-    transformers.utils.logging.disable_progress_bar()  # it would draw over the command's own
-    try:
-        model = _auto_class(config).from_pretrained(
-            settings.model,
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-            dtype=torch.bfloat16,
-        )
-        return model.to(device).eval()
-    except (OSError, ValueError, ImportError, RuntimeError) as fault:
-        raise _load_error(settings.model, fault) from fault
-
-
-def _auto_class(config: Any) -> Any:
-    """Return the auto class for the model: wrappers around a language model are filed under image-text-to-text."""
-    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    has_own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    return transformers.AutoModelForCausalLM if is_causal or has_own_code else transformers.AutoModelForImageTextToText
-
-
 def _last_logits_only(model: Any) -> dict[str, int]:
     """Return the argument that spares the logits of all rows but the last: 2.7 GB for 8,192 rows of Kimi-K2.5."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -207,18 +164,3 @@ def _last_logits_only(model: Any) -> dict[str, int]:
 
 def _is_out_of_memory(fault: RuntimeError) -> bool:
     return isinstance(fault, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(fault)
-
-
-def _repeat_bits_on_cuda() -> None:
-    """Choose kernels that sum in a fixed order; the atomics of expert layers would differ from run to run."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
-
-
-def _load_error(model: str, fault: Exception) -> ModelLoadError:
-    first_line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
-    trust = "trust_remote_code" in str(fault)
-    return ModelLoadError(
-        f"transformers can't load {model}: {first_line}",
-        mend="Give --trust-remote-code if you trust its code" if trust else "",
-    )

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from eaglehs.extraction.engines.model_load import ModelLoadError
 from eaglehs.extraction.engines.taps import Taps, UnknownBackboneError, WrongStateError, check_taps, find_backbone
 from eaglehs.extraction.engines.transformers import (
-    ModelLoadError,
     PromptRefusedError,
     TransformersEngine,
     TransformersSettings,
