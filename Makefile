@@ -6,18 +6,23 @@ BIN    := $(VENV)/bin
 # SGLang wants its own torch and 11 GB, so it has an environment of its own, shared by all clones with the same
 # requirements. EAGLEHS_CACHE moves it; EAGLEHS_SGLANG_PYTHON names one that you already have.
 CACHE            ?= $(or $(EAGLEHS_CACHE),$(HOME)/.cache/eaglehs)
-SGLANG_VERSION   ?= 0.5.23
-SGLANG_HASH      := $(shell cat constraints/sglang.txt | sha256sum | cut -c1-12)
+SGLANG_NEWEST    := 0.5.23
+SGLANG_VERSION   ?= $(or $(VERSION),$(SGLANG_NEWEST))
+# The newest one's pins are sglang.txt. A version without pins of its own is installed as pip resolves it.
+SGLANG_PINS      := $(if $(filter $(SGLANG_NEWEST),$(SGLANG_VERSION)),constraints/sglang.txt,$(wildcard constraints/sglang-$(SGLANG_VERSION).txt))
+SGLANG_HASH      := $(shell cat $(or $(SGLANG_PINS),/dev/null) | sha256sum | cut -c1-12)
 SGLANG_VENV      := $(CACHE)/sglang-$(SGLANG_VERSION)-$(SGLANG_HASH)
-SGLANG_PYTHON    := $(or $(EAGLEHS_SGLANG_PYTHON),$(SGLANG_VENV)/bin/python)
+SGLANG_GIVEN     := $(if $(VERSION),,$(EAGLEHS_SGLANG_PYTHON))
+SGLANG_PYTHON    := $(or $(SGLANG_GIVEN),$(SGLANG_VENV)/bin/python)
 
-.PHONY: help demo test test-fast lint bench goldens clean
+.PHONY: help demo test test-fast test-sglang lint bench goldens clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       the whole path on a tiny Kimi-shaped model, on the CPU: about a minute after set-up"
 	@echo "make test       lint and all tests, real SGLang on the CPU included (first time: 11 GB, 5 minutes)"
 	@echo "make test-fast  lint and all tests that need no SGLang"
+	@echo "make test-sglang VERSION=0.5.16   the tests of real SGLang, on the CPU, with that version of it"
 	@echo "make lint       ruff, mypy and the house rules"
 	@echo "make bench      the figures that README quotes"
 
@@ -29,6 +34,9 @@ test: lint $(SGLANG_VENV)/.ok
 
 test-fast: lint
 	$(BIN)/pytest -m "not sglang and not gpu"
+
+test-sglang: $(VENV)/.ok $(SGLANG_VENV)/.ok
+	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m "sglang and not gpu"
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check
@@ -52,11 +60,11 @@ $(VENV)/.ok: pyproject.toml constraints/light.txt
 	touch $@
 
 # A half-made environment must never look whole, so the mark comes last; a lock keeps two clones from making it at once.
-$(SGLANG_VENV)/.ok: constraints/sglang.txt
-	@test -n "$(EAGLEHS_SGLANG_PYTHON)" || { mkdir -p $(SGLANG_VENV) && flock $(SGLANG_VENV).lock sh -ec '\
+$(SGLANG_VENV)/.ok: $(SGLANG_PINS)
+	@test -n "$(SGLANG_GIVEN)" || { mkdir -p $(SGLANG_VENV) && flock $(SGLANG_VENV).lock sh -ec '\
 	  test -e $@ && exit 0; echo "Making the SGLang environment in $(SGLANG_VENV) (about 5 minutes, 11 GB)"; \
 	  $(PYTHON) -m venv $(SGLANG_VENV); \
-	  $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/sglang.txt sglang==$(SGLANG_VERSION); \
+	  $(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(SGLANG_PINS)) sglang==$(SGLANG_VERSION); \
 	  touch $@'; }
 
 clean:
