@@ -114,14 +114,6 @@ RULES: tuple[Rule, ...] = (
         mend="Use --tp-size alone",
     ),
     Rule(
-        name="data parallelism",
-        settings=("dp_size",),
-        aliases=("--data-parallel-size",),
-        is_wrong=is_many,
-        why="Several replicas would share one dump folder and one status file; this was never tried",
-        mend="Use --tp-size alone, or one run with its own server and --dump-dir for each part of the prompts",
-    ),
-    Rule(
         name="context parallelism",
         settings=(
             "attn_cp_size",

@@ -1,16 +1,24 @@
-"""`capture.json`: how the plugin tells the client that it is hooked in, or why it has stopped."""
+"""`capture.json`: how the plugin tells the client that it is hooked in, or why it has stopped.
+
+One file a dump folder, though a data-parallel server has a process that writes dumps for each replica: it says `ready`
+only while none of them has failed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from ..schemas.codec import write_record
+from ..schemas.codec import read_record, write_record
 from ..schemas.dump import CaptureStatus
+from ..schemas.errors import RecordError
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +29,7 @@ _TRIES = 5
 
 
 class StatusFile:
-    """Writes one process's status into the dump folder; `failed` is final."""
+    """Writes one process's status into the dump folder; `failed` is final, whichever process of the server says it."""
 
     def __init__(self, folder: Path, ready: CaptureStatus) -> None:
         """`ready` is what will be written by `say_ready`."""
@@ -31,14 +39,18 @@ class StatusFile:
         self._has_failed = False
 
     def say_ready(self) -> None:
-        """Tell the client that dumps will come.
+        """Tell the client that dumps will come, unless another process of this server has failed.
 
         Raises:
             OSError: the folder can't be written to; then no dump could be either.
         """
         with self._lock:
-            if not self._has_failed:
-                self._write(self._status)
+            if self._has_failed:
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _alone_in(self.path.parent):
+                if not self._says_failed():
+                    self._write(self._status)
 
     def say_failed(self, message: str) -> None:
         """Tell the client that no dump will come any more, and why. Only the first call counts. Never raises.
@@ -55,15 +67,22 @@ class StatusFile:
             failed = dataclasses.replace(self._status, state=FAILED, message=message, pid=os.getpid())
             for _ in range(_TRIES):
                 try:
-                    self._write(failed)
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    with _alone_in(self.path.parent):
+                        self._write(failed)
                 except OSError:
                     time.sleep(0.1)
                 else:
                     return
             self._remove()
 
+    def _says_failed(self) -> bool:
+        try:
+            return read_record(CaptureStatus, self.path).state == FAILED
+        except (RecordError, OSError):
+            return False  # there is none yet
+
     def _write(self, status: CaptureStatus) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         write_record(self.path, status)
 
     def _remove(self) -> None:
@@ -71,3 +90,20 @@ class StatusFile:
             self.path.unlink(missing_ok=True)
         except OSError:
             logger.exception("%s can't be written nor removed: the client can't know that capture failed", self.path)
+
+
+def forget_earlier_status(folder: Path) -> None:
+    """Remove what an earlier server left; for the first process of a server, before any other says something."""
+    with contextlib.suppress(OSError):
+        (folder / CaptureStatus.FILENAME).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes of the server from writing a status between our look and our write."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..schemas.errors import EaglehsError
 from ..schemas.states import check_layers, state_names
 from .capture import PROMPT_TOKENS, Capture, prompt_lengths
 from .capture_settings import DUMP_DIR, CaptureSettings
-from .capture_status import READY, StatusFile
+from .capture_status import READY, StatusFile, forget_earlier_status
 from .ring import MAX_SLOT_ROWS, DumpRing, Piece, RingShape
 from .sglang_view import (
     CaptureRefusedError,
@@ -163,6 +164,8 @@ def register() -> None:
     global _guest  # noqa: PLW0603 - one a process, because SGLang's hooks are
     if not os.environ.get(DUMP_DIR) or _guest is not None:
         return
+    if multiprocessing.parent_process() is None:  # the server's first process; those that load the model come later
+        forget_earlier_status(Path(os.environ[DUMP_DIR]))
     try:
         settings = CaptureSettings.from_environment(os.environ)
     except EaglehsError as fault:

@@ -112,7 +112,7 @@ class ManagedServer:
         expected = _expected_of(self.settings)
         wait_for_first_token(self, self.settings.start_timeout_s, progress)
         evidence = inspect_server(self, expected)
-        try_capture(self, expected)
+        try_capture(self, expected, evidence.info)
         self._facts = facts_of(evidence, self.command)
 
     def wait(self) -> int:
@@ -160,7 +160,7 @@ class AttachedServer:
         wait_for_first_token(self, ATTACH_TIMEOUT_S, progress)
         evidence = inspect_server(self, self.expected)
         clean(self.dump_dir, rid_prefix=self.expected.rid_prefix)  # of an earlier start of this run, which was killed
-        try_capture(self, self.expected)
+        try_capture(self, self.expected, evidence.info)
         self._facts = facts_of(evidence, None)
 
 

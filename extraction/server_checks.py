@@ -106,6 +106,21 @@ def read_status(dump_dir: Path) -> tuple[CaptureStatus | None, str]:
         return None, str(fault)
 
 
+def num_replicas(info: Mapping[str, Any]) -> int:
+    """Return how many processes (groups of them, with tensor parallelism) compute prompts of their own."""
+    return _size(info, "dp_size")
+
+
+def num_nodes(info: Mapping[str, Any]) -> int:
+    """Return on how many machines the server runs."""
+    return _size(info, "nnodes")
+
+
+def _size(info: Mapping[str, Any], name: str) -> int:
+    size = info.get(name)
+    return size if isinstance(size, int) and size > 1 else 1
+
+
 def parse_version(text: str) -> tuple[int, ...]:
     """Return the release numbers of a version, `0.5.16.dev3+g1` as (0, 5, 16); empty where there is none."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
@@ -149,12 +164,17 @@ def _revision_fault(evidence: Evidence, expected: Expected) -> str:
 
 
 def _missing_fault(evidence: Evidence, expected: Expected) -> str:
-    is_missing = evidence.status is None and not evidence.status_fault
-    return (
-        f"the plugin is not loaded in that server: {expected.dump_dir} has no {CaptureStatus.FILENAME}"
-        if is_missing
-        else ""
-    )
+    if evidence.status is not None or evidence.status_fault:
+        return ""
+    nodes = num_nodes(evidence.info)
+    where = f"; the server runs on {nodes} nodes, and its rank 0 writes there, on its own node" if nodes > 1 else ""
+    return f"the plugin is not loaded in that server: {expected.dump_dir} has no {CaptureStatus.FILENAME}{where}"
+
+
+def _scattered_fault(evidence: Evidence, _: Expected) -> str:
+    nodes, replicas = num_nodes(evidence.info), num_replicas(evidence.info)
+    is_scattered = nodes > 1 and replicas > 1
+    return f"the server's {replicas} replicas (dp_size) run on {nodes} nodes" if is_scattered else ""
 
 
 def _unreadable_fault(evidence: Evidence, _: Expected) -> str:
@@ -214,6 +234,12 @@ CHECKS: tuple[Check, ...] = (
         fault=_missing_fault,
         why="The server would answer, but dump nothing. Or it dumps into another folder than --dump-dir names",
         mend="Start it with `eaglehs serve`, or install eaglehs into its environment and set SGLANG_HS_DUMP_DIR",
+    ),
+    Check(
+        name="replicas on several nodes",
+        fault=_scattered_fault,
+        why="Each replica writes its dumps on its own node, and eaglehs reads one folder",
+        mend="Start a server on each node and give each with --server URL=DUMPDIR, or use --tp-size over the nodes",
     ),
     Check(
         name="status unreadable",

@@ -15,7 +15,7 @@ from ..schemas.run import EngineFacts
 from ..schemas.sizes import format_size
 from ..schemas.states import bytes_per_token
 from .redaction import redact_command
-from .server_checks import Evidence, Expected, check_server, read_status
+from .server_checks import Evidence, Expected, check_server, num_replicas, read_status
 from .server_command import ServerCommand
 from .server_http import RequestRefusedError, ServerAnswerError, generate_body, headers, read_generated, read_info
 
@@ -156,7 +156,7 @@ def _check_room(evidence: Evidence, expected: Expected) -> None:
     status = evidence.status
     assert status is not None, "checked before"
     chunk = evidence.info.get("chunked_prefill_size")
-    num_tokens = 2 * (chunk if isinstance(chunk, int) and chunk > 0 else _DEFAULT_CHUNK)
+    num_tokens = 2 * num_replicas(evidence.info) * (chunk if isinstance(chunk, int) and chunk > 0 else _DEFAULT_CHUNK)
     needed = num_tokens * bytes_per_token(status.layers, status.hidden_size)
     free = shutil.disk_usage(expected.dump_dir).free
     if free < needed:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from eaglehs.extraction import capture_status
-from eaglehs.extraction.capture_status import StatusFile
+from eaglehs.extraction.capture_status import StatusFile, forget_earlier_status
 from eaglehs.schemas.codec import read_record, write_record
 from eaglehs.schemas.dump import CaptureStatus
 
@@ -68,3 +70,57 @@ def test_a_status_that_can_not_be_written_is_removed_so_that_ready_does_not_stan
     monkeypatch.setattr(capture_status, "write_record", full)
     status.say_failed("no space")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replica_that_is_ready_does_not_hide_that_another_has_failed(tmp_path: Path) -> None:
+    StatusFile(tmp_path, READY).say_failed("the first replica's disk")
+    StatusFile(tmp_path, READY).say_ready()
+    assert (read(tmp_path).state, read(tmp_path).message) == ("failed", "the first replica's disk")
+
+
+def test_a_replica_that_fails_later_is_seen_though_the_others_were_ready(tmp_path: Path) -> None:
+    first, second = StatusFile(tmp_path, READY), StatusFile(tmp_path, READY)
+    first.say_ready()
+    second.say_ready()
+    second.say_failed("the second replica's disk")
+    assert read(tmp_path).message == "the second replica's disk"
+
+
+def test_a_status_that_is_no_record_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "capture.json").write_text("{")
+    StatusFile(tmp_path, READY).say_ready()
+    assert read(tmp_path) == READY
+
+
+def test_what_an_earlier_server_said_is_forgotten(tmp_path: Path) -> None:
+    StatusFile(tmp_path, READY).say_failed("yesterday")
+    forget_earlier_status(tmp_path)
+    forget_earlier_status(tmp_path / "gone")
+    StatusFile(tmp_path, READY).say_ready()
+    assert read(tmp_path).state == "ready"
+
+
+_SAY = """
+import os, sys
+from pathlib import Path
+from eaglehs.extraction.capture_status import StatusFile
+from eaglehs.schemas.codec import read_record
+from eaglehs.schemas.dump import CaptureStatus
+folder, word = Path(sys.argv[1]), sys.argv[2]
+status = StatusFile(folder, read_record(CaptureStatus, folder / "sample.json"))
+sys.stdin.readline()
+status.say_ready() if word == "ready" else status.say_failed("of one replica")
+"""
+
+
+def test_processes_that_speak_at_once_end_in_failed_if_one_of_them_failed(tmp_path: Path) -> None:
+    write_record(tmp_path / "sample.json", READY)
+    words = ["ready", "failed", "ready", "ready"]
+    replicas = [
+        subprocess.Popen([sys.executable, "-c", _SAY, str(tmp_path), word], stdin=subprocess.PIPE) for word in words
+    ]
+    for replica in replicas:
+        assert replica.stdin is not None
+        replica.stdin.close()
+    assert [replica.wait(60) for replica in replicas] == [0, 0, 0, 0]
+    assert (read(tmp_path).state, read(tmp_path).message) == ("failed", "of one replica")

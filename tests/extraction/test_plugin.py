@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +129,38 @@ def test_a_rank_that_does_not_write_hooks_in_alike_but_writes_nothing(
     assert not (tmp_path / "dumps").exists()
 
 
+def test_of_two_ranks_that_share_a_model_one_writes_each_row_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for rank in (1, 0):
+        monkeypatch.setattr(plugin, "_guest", None)  # each rank is a process of its own
+        runner = FakeRunner(tp_rank=rank)
+        run_forward(hooked_in(monkeypatch, runner), runner, batch_of((A, 0, 4), (B, 0, 3)))
+    assert [*dumps_in(tmp_path, 2)] == [f"{A}.000000-000004.pt", f"{B}.000000-000003.pt"]
+    assert status_in(tmp_path).state == "ready"
+
+
+def test_a_rank_that_does_not_write_still_tells_that_it_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hooked_in(monkeypatch, FakeRunner(tp_rank=1, model=nn.Identity()))
+    monkeypatch.setattr(plugin, "multiprocessing", SimpleNamespace(parent_process=lambda: "the first process"))
+    monkeypatch.setattr(plugin, "_guest", None)
+    hooked_in(monkeypatch, FakeRunner(tp_rank=0))
+    assert status_in(tmp_path).state == "failed"
+
+
+@pytest.mark.parametrize(("parent", "is_kept"), [("the server", True), (None, False)])
+def test_a_status_of_an_earlier_server_is_forgotten_by_the_first_process_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parent: str | None, is_kept: bool
+) -> None:
+    (tmp_path / "dumps").mkdir()
+    status = tmp_path / "dumps" / CaptureStatus.FILENAME
+    status.write_text("left")
+    install_hooks(monkeypatch)
+    monkeypatch.setattr(plugin, "multiprocessing", SimpleNamespace(parent_process=lambda: parent))
+    plugin.register()
+    assert status.exists() == is_kept
+
+
 def test_a_drafter_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runner = FakeRunner(is_draft_worker=True)
     hooked_in(monkeypatch, runner)
@@ -141,7 +175,6 @@ REFUSED_SETTINGS = [
     ({"disable_piecewise_cuda_graph": False}, "piecewise CUDA graph"),
     ({"enable_dp_attention": True}, "data-parallel attention"),
     ({"attn_dp_size": 2}, "data-parallel attention"),
-    ({"dp_size": 2}, "data parallelism"),
     ({"attn_cp_size": 2}, "context parallelism"),
     ({"enable_two_batch_overlap": True}, "two-batch overlap"),
     ({"enable_pdmux": True}, "multiplexing"),
@@ -253,7 +286,7 @@ def test_a_disk_that_refuses_is_told_in_the_status_and_the_server_goes_on(
         time.sleep(0.01)
     message = status_in(tmp_path).message
     assert "No space left on device" in message
-    assert "eh-run-p0-0.000000-000004.pt" in message
+    assert re.search(r"eh-run-p\d+-0\.000000-000004\.pt", message)  # whichever writer was the first
     assert "--dump-dir" in message
 
 

@@ -156,6 +156,24 @@ def test_a_trial_request_without_a_dump_is_refused(settings: Settings, monkeypat
         open_and_close(settings(Faults(no_trial_dump=True)))
 
 
+def test_a_server_over_nodes_whose_dumps_stay_away_is_told_where_rank_0_writes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("eaglehs.extraction.trial.TRIAL_TIMEOUT_S", 0.3)
+    with pytest.raises(ServerRefusedError, match=r"runs on 2 nodes, and its rank 0 writes .*on the node of rank 0"):
+        open_and_close(settings(Faults(no_trial_dump=True, info={"nnodes": 2})))
+
+
+def test_each_replica_of_a_data_parallel_server_is_tried(tmp_path: Path):
+    fake = FakeSglang(FakeSettings(dump_dir=tmp_path), Faults(info={"dp_size": 3})).start()
+    expected = Expected(model="tiny", layers=(1, 2), rid_prefix="eh-run1-", dump_dir=tmp_path)
+    with attached_server(fake.url, expected, Silent()):
+        trials = [request for request in fake.requests if "-trial-" in request["rid"]]
+        assert [request["routed_dp_rank"] for request in trials] == [0, 1, 2]
+        assert len({request["rid"] for request in trials}) == 3
+    fake.stop()
+
+
 def test_arguments_that_contradict_capture_are_refused_before_anything_starts(settings: Settings, tmp_path: Path):
     with pytest.raises(ContradictingArgumentError, match="pipeline parallelism"):
         open_and_close(settings(extra_args=("--pp-size", "2")))

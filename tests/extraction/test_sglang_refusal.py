@@ -27,7 +27,6 @@ REFUSED = {
     "--speculative-algorithm NGRAM": "speculative decoding",
     "--cuda-graph-backend-prefill breakable": "prefill CUDA graph",
     "--tp-size 2 --dp-size 2 --enable-dp-attention": "data-parallel attention",
-    "--dp-size 2": "data parallelism",
     "--tp-size 2 --attn-cp-size 2": "context parallelism",
     "--enable-two-batch-overlap": "two-batch overlap",
     "--enable-pdmux": "prefill/decode multiplexing",
