@@ -1,8 +1,8 @@
 """The client: prompts through an engine into the run, many at a time, each one checked before it counts.
 
 A sample is asked for, its dumps are checked, kept and written into the ledger. A fault of one sample is tried again
-with a new attempt number and then recorded; too many of them, or a fault of the engine or the disk, ends the run
-with everything that was finished kept.
+with a new attempt number and then recorded; a fault that may pass (a busy server, a broken connection) is waited out.
+Too many failed samples, or a fault of the engine or the disk, end the run with everything that was finished kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..schemas.errors import DataError, EaglehsError
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.sample import CheckedSample
-from .engines.protocol import Answer, Engine
+from .engines.protocol import Answer, Engine, EngineDownError, PassingError
 from .run_store import RunStore
 
 Check = Callable[[Prompt, Answer], CheckedSample]
@@ -52,6 +52,18 @@ class TooManyFailuresError(DataError):
         )
 
 
+class NothingAnsweredError(EngineDownError):
+    """A fault that should have passed outlasted all waiting, and nothing else was finished meanwhile either."""
+
+    def __init__(self, fault: PassingError, num_tries: int, waited_s: float) -> None:
+        """`fault` is the last one."""
+        super().__init__(
+            f"the server has finished no request in {num_tries} tries over {waited_s:.0f} s",
+            why=f"Last: {fault}",
+            mend="See its log. The same command goes on with the run once the server is well",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A sample that failed for good."""
@@ -71,17 +83,36 @@ class ClientSettings:
     max_failed: int = 10
     """Failed samples that the run may have before it stops."""
 
+    waits_s: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 30, 30, 30)
+    """Pauses before a sample is asked for again whose fault may pass: two minutes in all."""
+
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
+    """What has been done so far; handed on from one client to the next where the engine is started again."""
+
     num_done: int = 0
     num_tokens: int = 0
     failures: list[Failure] = field(default_factory=list)
 
+    def outcome(self) -> Outcome:
+        """Return it as a result."""
+        return Outcome(num_done=self.num_done, num_tokens=self.num_tokens, failures=tuple(self.failures))
+
+    def fail(self, failure: Failure, max_failed: int) -> None:
+        """Count a failed sample.
+
+        Raises:
+            TooManyFailuresError: more than `max_failed` have failed.
+        """
+        self.failures.append(failure)
+        if len(self.failures) > max_failed:
+            raise TooManyFailuresError(self.failures, max_failed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one start of the client did."""
+    """What one start of a run did."""
 
     num_done: int
     num_tokens: int
@@ -97,43 +128,53 @@ class Client:
         self.store = store
         self.check = check
         self.settings = settings
+        self.tally = Tally()
+        self.under_way: dict[str, Prompt] = {}
+        """Key -> prompt of the requests that were sent and did not come back; after an EngineDownError the suspects."""
 
-    async def run(self, prompts: Sequence[Prompt], progress: Progress) -> Outcome:
-        """Extract all `prompts`, at most `engine.concurrency` at a time.
+    async def run(self, prompts: Sequence[Prompt], progress: Progress, *, concurrency: int | None = None) -> Outcome:
+        """Extract all `prompts`, at most `concurrency` (the engine's, if None) at a time.
 
         Raises:
             TooManyFailuresError: more than `max_failed` samples failed.
             EngineError, StorageError: the server or the disk failed; what was finished is kept.
         """
-        tally = _Tally()
         queue = iter(prompts)  # shared: each worker takes the next prompt
         try:
             async with asyncio.TaskGroup() as workers:
-                for _ in range(min(self.engine.concurrency, len(prompts))):
-                    workers.create_task(self._work(queue, tally, progress))
+                for _ in range(min(concurrency or self.engine.concurrency, len(prompts))):
+                    workers.create_task(self._work(queue, progress))
         except* EaglehsError as faults:
             raise _worst(faults) from None
-        return Outcome(num_done=tally.num_done, num_tokens=tally.num_tokens, failures=tuple(tally.failures))
+        return self.tally.outcome()
 
-    async def _work(self, queue: Iterator[Prompt], tally: _Tally, progress: Progress) -> None:
+    async def _work(self, queue: Iterator[Prompt], progress: Progress) -> None:
         for prompt in queue:
             failure = await self._extract(prompt, progress)
             if failure is None:
-                tally.num_done += 1
-                tally.num_tokens += prompt.num_tokens
+                self.tally.num_done += 1
+                self.tally.num_tokens += prompt.num_tokens
                 continue
-            tally.failures.append(failure)
             progress.note(f"failed: {failure.reason}")
-            if len(tally.failures) > self.settings.max_failed:
-                raise TooManyFailuresError(tally.failures, self.settings.max_failed)
+            self.tally.fail(failure, self.settings.max_failed)
 
     async def _extract(self, prompt: Prompt, progress: Progress) -> Failure | None:
-        for num_tries in range(self.settings.max_attempts):
-            attempt = self.store.attempt_number(num_tries)
+        num_done, num_faults, num_waits = self.tally.num_done, 0, 0
+        while num_faults < self.settings.max_attempts:
+            attempt = self.store.attempt_number(num_faults + num_waits)
             try:
                 await self._attempt(prompt, attempt, progress)
+            except PassingError as fault:
+                reason = str(fault)
+                if num_waits == len(self.settings.waits_s):
+                    if fault.concerns_all and self.tally.num_done == num_done:
+                        raise NothingAnsweredError(fault, num_waits + 1, sum(self.settings.waits_s)) from None
+                    break
+                await asyncio.sleep(self.settings.waits_s[num_waits])
+                num_waits += 1
             except DataError as fault:
                 reason = str(fault)
+                num_faults += 1
             else:
                 return None
         await asyncio.to_thread(self.store.fail, prompt, reason, attempt)
@@ -141,7 +182,13 @@ class Client:
 
     async def _attempt(self, prompt: Prompt, attempt: int, progress: Progress) -> None:
         rid = RequestId(run=self.store.record.run_id, key=prompt.key, attempt=attempt)
-        answer = await self.engine.capture(prompt, str(rid))
+        self.under_way[prompt.key] = prompt
+        try:
+            answer = await self.engine.capture(prompt, str(rid))
+        except DataError:
+            del self.under_way[prompt.key]
+            raise
+        del self.under_way[prompt.key]
         try:
             if answer.cached_tokens:
                 raise CachedRowsError(prompt.key, answer.cached_tokens)

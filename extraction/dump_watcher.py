@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class DumpWatcher:
         """Watch `folder` for dumps of requests whose id starts with `rid_prefix`."""
         self.folder = folder
         self.rid_prefix = rid_prefix
+        self.moved_at = 0.0
+        """When a new dump was last seen, by the monotonic clock."""
         self._awaited: dict[str, _Awaited] = {}
         self._seen: set[str] = set()
         self._fault: OSError | None = None
@@ -83,6 +86,8 @@ class DumpWatcher:
             found = {entry.name for entry in entries if entry.name.startswith(self.rid_prefix)}
         new = found - self._seen
         self._seen = found
+        if new:
+            self.moved_at = time.monotonic()
         for filename in new:
             self._take(filename)
 

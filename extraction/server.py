@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ..schemas.errors import EngineError
 from ..schemas.progress import Progress
 from ..schemas.run import EngineFacts
 from .dump_folder import claimed, clean
+from .engines.protocol import EngineDownError
 from .process import ProcessGroup, ProcessSpec, sigterm_as_interrupt
 from .server_checks import Expected
 from .server_command import ServerCommand, ServerSettings, build_command, check_arguments
@@ -29,7 +29,7 @@ ATTACH_TIMEOUT_S = 60.0
 """A server that is said to be running gets this long to generate a token."""
 
 
-class ServerDiedError(EngineError):
+class ServerDiedError(EngineDownError):
     """The server that we started has ended by itself."""
 
     def __init__(self, exit_code: int, log: Path | None, tail: str) -> None:

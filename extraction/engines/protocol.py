@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from ...schemas.errors import DataError, EngineError
 from ...schemas.prompt import Prompt
 from ...schemas.run import EngineFacts
+
+
+class EngineDownError(EngineError):
+    """The engine has died or hangs. A fresh one may go on: prompts under way are suspects, not guilty."""
+
+
+class PassingError(DataError):
+    """A request failed for a reason that may pass: asked again after a while, the same prompt may go through."""
+
+    concerns_all: ClassVar[bool] = False
+    """Whether it is the engine's: when it outlasts all waiting and nothing else is answered either, the engine is
+    down and the prompt is not to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +52,9 @@ class Engine(Protocol):
         """Run one prompt and return when its dumps are whole in the spool.
 
         Raises:
+            PassingError: this prompt failed and is to be asked again after a while.
             DataError: this prompt failed (refused, dumps missing); others may go on.
+            EngineDownError: the engine died or hangs.
             EngineError: the engine itself failed; nothing more can be asked of it.
         """
         ...

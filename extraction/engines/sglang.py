@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -17,21 +19,34 @@ from ..server import Server
 from ..server_checks import read_status
 from ..server_http import Generated, RequestRefusedError, generate_body, headers, read_generated
 from ..server_ready import describe
-from .protocol import Answer
+from .protocol import Answer, EngineDownError, PassingError
 
 DEFAULT_CONCURRENCY = 16
 """Enough prompts of some thousand tokens to fill SGLang's prefill batches; more would only wait in its queue."""
 
-DUMP_TIMEOUT_S = 120.0
-"""From a request's answer to its last dump. The plugin holds a few batches at most, so this is a very slow disk."""
-
-REQUEST_TIMEOUT_S = 3600.0
-"""From sending to the answer; long, since requests wait in the server's queue and a first one compiles kernels."""
+BUSY_STATUSES = frozenset({429, 502, 503, 504})
+"""The server, or a proxy before it, can't take the request now."""
 
 _LOOK_EVERY_S = 0.5
+_ALIVE_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
 _DEATH_NOTICE_S = 5.0
 """A server that has dropped a connection is often about to end: wait for that, its log says more than the socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the engine waits for what."""
+
+    dump_s: float = 120.0
+    """From a request's answer to its last dump. The plugin holds a few batches at most, so this is a very slow disk."""
+
+    request_s: float = 3600.0
+    """From sending to the answer; long, since requests wait in the server's queue and a first one compiles kernels."""
+
+    stall_s: float = 600.0
+    """Without an answer or a dump of any request for so long, the server hangs. One prompt of 100,000 tokens dumps a
+    chunk every few seconds; a first batch that compiles kernels takes minutes."""
 
 
 class MissingRowsError(DataError):
@@ -51,8 +66,11 @@ class MissingRowsError(DataError):
         )
 
 
-class RowFaultError(DataError):
-    """Dumps of a request hold rows twice, or rows that the prompt does not have."""
+class RowFaultError(PassingError):
+    """Dumps of a request hold rows twice, or rows that the prompt does not have.
+
+    A server short of memory for its cache retracts a request and prefills it again; with fewer beside it, it fits.
+    """
 
     def __init__(self, rows: RowsOf) -> None:
         """Name the rows."""
@@ -73,7 +91,42 @@ class PromptTokensError(DataError):
         )
 
 
-class ConnectionLostError(EngineError):
+class BusyServerError(PassingError):
+    """The server can't take requests now."""
+
+    concerns_all = True
+
+    def __init__(self, refusal: RequestRefusedError) -> None:
+        """Keep the server's own words."""
+        self.status = refusal.status
+        super().__init__(str(refusal), why="The server is overloaded, starting or ending")
+
+
+class LostRequestError(PassingError):
+    """The connection of one request broke, but the server answers."""
+
+    concerns_all = True
+
+    def __init__(self, rid: str, fault: str) -> None:
+        """`fault` is the transport's."""
+        super().__init__(f"{rid}: the connection broke before the answer came ({fault}); the server itself answers")
+
+
+class ServerHangsError(EngineDownError):
+    """Nothing has come from the server for too long, though requests are under way."""
+
+    def __init__(self, url: str, stall_timeout_s: float, num_under_way: int, last_words: str) -> None:
+        """`last_words` is the last line of the server's log."""
+        self.url = url
+        log = f" Its log ends with: {last_words}" if last_words else ""
+        super().__init__(
+            f"{url} has sent no answer and no dump for {stall_timeout_s:g} s, with {num_under_way} requests under way",
+            why=f"The server hangs.{log}",
+            mend="See its log; if a single prompt may take that long, allow more with --stall-timeout",
+        )
+
+
+class ConnectionLostError(EngineDownError):
     """The server does not answer any more."""
 
     def __init__(self, url: str, fault: str, last_words: str) -> None:
@@ -100,14 +153,14 @@ class SglangEngine:
         rid_prefix: str,
         *,
         concurrency: int = DEFAULT_CONCURRENCY,
-        dump_timeout_s: float = DUMP_TIMEOUT_S,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        patience: Patience | None = None,
     ) -> None:
         """`rid_prefix` is the run's; other runs' dumps in the folder are left alone."""
         self.server = server
         self.concurrency = concurrency
-        self.dump_timeout_s = dump_timeout_s
-        self.request_timeout_s = request_timeout_s
+        self.patience = patience or Patience()
+        self._answered_at = 0.0
+        self._num_under_way = 0
         self._watcher = DumpWatcher(server.dump_dir, rid_prefix)
         self._client: httpx.AsyncClient | None = None
 
@@ -122,8 +175,9 @@ class SglangEngine:
         A failed or cancelled capture leaves no dump behind.
 
         Raises:
-            MissingRowsError, RowFaultError, PromptTokensError, RequestRefusedError: this prompt failed.
-            ServerDiedError, ConnectionLostError, CaptureFailedError: the server failed.
+            BusyServerError, LostRequestError, RowFaultError: this prompt is to be asked again.
+            MissingRowsError, PromptTokensError, RequestRefusedError: this prompt failed.
+            ServerDiedError, ServerHangsError, ConnectionLostError, CaptureFailedError: the server failed.
             StorageError: the spool can't be read.
         """
         rows = self._watcher.expect(rid, prompt.num_tokens)
@@ -142,12 +196,16 @@ class SglangEngine:
 
     async def _generate(self, prompt: Prompt, rid: str) -> Generated:
         try:
-            response = await self._http().post("/generate", json=generate_body(prompt.input_ids, rid))
-            generated = read_generated(response, rid)
+            generated = read_generated(await self._post(generate_body(prompt.input_ids, rid)), rid)
         except httpx.HTTPError as fault:
             await self._notice_death()
+            if await self._is_answering():
+                raise LostRequestError(rid, describe(fault)) from None
             raise ConnectionLostError(self.server.url, describe(fault), self.server.last_words()) from None
         except RequestRefusedError as fault:
+            if fault.status in BUSY_STATUSES:
+                self.server.check_alive()
+                raise BusyServerError(fault) from None
             if fault.status >= 500:
                 await self._notice_death()
             raise
@@ -155,10 +213,42 @@ class SglangEngine:
             raise PromptTokensError(rid, prompt.num_tokens, generated.prompt_tokens)
         return generated
 
+    async def _post(self, body: dict[str, Any]) -> httpx.Response:
+        """Send a request and wait for its answer for as long as the server lives and anything comes from it.
+
+        Raises:
+            ServerDiedError: its process has ended: a socket may stay open longer than that.
+            ServerHangsError: no answer and no dump of any request came for `stall_s`.
+        """
+        sent_at = time.monotonic()
+        request = asyncio.create_task(self._http().post("/generate", json=body))
+        self._num_under_way += 1
+        try:
+            while not (await asyncio.wait({request}, timeout=_LOOK_EVERY_S))[0]:
+                self.server.check_alive()
+                moved_at = max(sent_at, self._answered_at, self._watcher.moved_at)
+                if time.monotonic() - moved_at > self.patience.stall_s:
+                    last_words = self.server.last_words()
+                    raise ServerHangsError(self.server.url, self.patience.stall_s, self._num_under_way, last_words)
+        finally:
+            self._num_under_way -= 1
+            request.cancel()
+        response = request.result()
+        self._answered_at = time.monotonic()
+        return response
+
+    async def _is_answering(self) -> bool:
+        """Tell whether anything answers at the server's address; this asks nothing of the model."""
+        try:
+            await self._http().get("/model_info", timeout=_ALIVE_TIMEOUT_S)
+        except httpx.HTTPError:
+            return False
+        return True
+
     async def _wait_for_rows(self, rows: RowsOf, generated: Generated) -> None:
         if generated.cached_tokens:  # these rows never come: no need to wait for them
             raise MissingRowsError(rows, [(0, generated.cached_tokens)], generated.cached_tokens, "")
-        deadline = time.monotonic() + self.dump_timeout_s
+        deadline = time.monotonic() + self.patience.dump_s
         while not await self._watcher.wait(rows.rid, _LOOK_EVERY_S):
             self.server.check_alive()
             said = self._plugin_says()
@@ -196,7 +286,7 @@ class SglangEngine:
             self._client = httpx.AsyncClient(
                 base_url=self.server.url,
                 headers=headers(self.server.api_key),
-                timeout=httpx.Timeout(self.request_timeout_s, connect=_CONNECT_TIMEOUT_S),
+                timeout=httpx.Timeout(self.patience.request_s, connect=_CONNECT_TIMEOUT_S),
                 # A kept connection that the server closes just as a request goes out looks like a dead server.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
                 trust_env=False,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.plan import DatasetLayout
-from eaglehs.extraction.client import Client, ClientSettings, TooManyFailuresError
+from eaglehs.extraction.client import Client, ClientSettings, NothingAnsweredError, TooManyFailuresError
+from eaglehs.extraction.engines.protocol import EngineDownError, PassingError
 from eaglehs.extraction.run_store import open_store
 from eaglehs.schemas.errors import DataError, EngineError, StorageError
 from eaglehs.schemas.progress import Silent
@@ -212,3 +213,57 @@ def test_a_row_of_another_request_never_counts(engine, folder):
     outcome, _ = start(engine, folder, prompts)
     assert [failure.key for failure in outcome.failures] == ["p001"]
     assert "token 0 is" in outcome.failures[0].reason
+
+
+def busy(prompt, number, answer):
+    answer.dumps[0].unlink()
+    raise BusyError("HTTP 503: no free slot")
+
+
+class BusyError(PassingError):
+    concerns_all = True
+
+
+def test_a_fault_that_passes_is_waited_out_beyond_the_tries_of_other_faults(engine, folder):
+    engine.faults["p001"] = lambda prompt, number, answer: answer if number > 4 else busy(prompt, number, answer)
+    outcome, _ = start(engine, folder, make_prompts(4), waits_s=(0.01,) * 5)
+    assert outcome.num_done == 4
+    assert engine.asked["p001"] == 5
+    assert len(set(engine.rids)) == len(engine.rids)
+
+
+def test_a_fault_that_does_not_pass_while_others_finish_is_the_samples(engine, folder):
+    engine.faults["p001"] = busy
+    outcome, store = start(engine, folder, make_prompts(6), waits_s=(0.05, 0.05))
+    assert outcome.num_done == 5
+    (entry,) = store.ledger.failed()
+    assert entry.key == "p001"
+    assert "HTTP 503: no free slot" in entry.reason
+
+
+def test_a_fault_of_all_that_does_not_pass_is_the_engines_and_fails_no_sample(engine, folder):
+    prompts = make_prompts(6)
+    for prompt in prompts:
+        engine.faults[prompt.key] = busy
+    with pytest.raises(NothingAnsweredError, match=r"finished no request in 3 tries over 0 s.*HTTP 503: no free slot"):
+        start(engine, folder, prompts, waits_s=(0.01, 0.01))
+    store = open_run(folder, prompts)
+    assert not store.ledger.entries
+    assert list(engine.spool.iterdir()) == []
+
+
+def test_the_prompts_under_way_when_the_engine_goes_down_are_known(engine, folder):
+    prompts = make_prompts(12)
+
+    def die(prompt, number, answer):
+        raise EngineDownError("the server is gone")
+
+    engine.faults["p005"] = die
+    store = open_run(folder, prompts)
+    store.begin(engine.facts)
+    client = Client(engine, store, lambda p, a: check_dumps(p, a.dumps, LAYOUT), ClientSettings())
+    with pytest.raises(EngineDownError):
+        asyncio.run(client.run(prompts, Silent()))
+    assert "p005" in client.under_way
+    assert len(client.under_way) <= engine.concurrency
+    assert not set(client.under_way) & {entry.key for entry in store.ledger.finished()}

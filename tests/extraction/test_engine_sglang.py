@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from eaglehs.extraction.engines.sglang import (
+    BusyServerError,
     CaptureFailedError,
     ConnectionLostError,
+    LostRequestError,
     MissingRowsError,
+    Patience,
     PromptTokensError,
     RowFaultError,
+    ServerHangsError,
     SglangEngine,
 )
 from eaglehs.extraction.server import AttachedServer, ServerDiedError
@@ -39,11 +43,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
         fakes.append(fake.start())
         expected = Expected(model="tiny", layers=(1, 2), rid_prefix=PREFIX, dump_dir=tmp_path)
         server = AttachedServer(fake.url, expected, api_key=api_key)
-        return fake, SglangEngine(server, PREFIX, dump_timeout_s=0.6)
+        return fake, SglangEngine(server, PREFIX, patience=Patience(dump_s=0.6))
 
     yield begin
     for fake in fakes:
         fake.stop()
+
+
+@pytest.fixture
+def short_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait long for a server to die."""
+    monkeypatch.setattr("eaglehs.extraction.engines.sglang._DEATH_NOTICE_S", 0.2)
 
 
 def rid_of(key: str, attempt: int = 0) -> str:
@@ -146,12 +156,12 @@ def test_rows_of_decode_steps_are_dropped(start: Start, tmp_path: Path):
 
 def test_a_late_dump_of_a_request_that_was_given_up_does_not_stay(start: Start, tmp_path: Path):
     _, engine = start(dump_delay_s=1.0)
-    engine.dump_timeout_s = 0.1
+    engine.patience = Patience(dump_s=0.1)
 
     async def give_up_then_go_on() -> None:
         with pytest.raises(MissingRowsError):
             await engine.capture(make_prompt("a"), rid_of("a"))
-        engine.dump_timeout_s = 5.0
+        engine.patience = Patience(dump_s=5.0)
         await engine.capture(make_prompt("a"), rid_of("a", attempt=1))
 
     run(give_up_then_go_on())
@@ -191,12 +201,55 @@ def test_the_right_api_key_is_sent(start: Start):
     assert run(engine.capture(make_prompt("a"), rid_of("a"))).dumps
 
 
-def test_a_lost_connection_ends_the_run(start: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("eaglehs.extraction.engines.sglang._DEATH_NOTICE_S", 0.2)
+def test_a_broken_connection_to_a_server_that_answers_is_the_requests_alone(start: Start, short_notice: None):
     _, engine = start(is_reset=True)
+    with pytest.raises(LostRequestError, match="eh-run1-a-0: the connection broke before the answer came"):
+        run(engine.capture(make_prompt("a"), rid_of("a")))
+
+
+def test_a_lost_connection_to_a_server_that_is_gone_ends_the_run(start: Start, short_notice: None):
+    fake, engine = start()
+    fake.stop()
     with pytest.raises(ConnectionLostError, match="was lost") as caught:
         run(engine.capture(make_prompt("a"), rid_of("a")))
     assert isinstance(caught.value, EngineError)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_busy_server_is_to_be_asked_again(start: Start, status: int):
+    _, engine = start(status=status, message="The request queue is full")
+    with pytest.raises(BusyServerError, match=f"HTTP {status}: The request queue is full"):
+        run(engine.capture(make_prompt("a"), rid_of("a")))
+
+
+def test_a_server_that_stops_answering_is_given_up_after_the_stall_timeout(start: Start):
+    _, engine = start(hangs_after=1)
+    engine.patience = Patience(stall_s=1.0)
+    run(engine.capture(make_prompt("a"), rid_of("a")))
+    with pytest.raises(
+        ServerHangsError, match="sent no answer and no dump for 1 s, with 1 requests under way"
+    ) as caught:
+        run(engine.capture(make_prompt("b"), rid_of("b")))
+    assert "--stall-timeout" in str(caught.value)
+
+
+def test_a_slow_server_that_still_moves_does_not_hang(start: Start):
+    _, engine = start(answer_delay_s=0.5)
+    engine.patience = Patience(stall_s=1.2)
+
+    async def one_by_one() -> None:
+        held = asyncio.create_task(engine.capture(make_prompt("held"), rid_of("held")))
+        for number in range(4):  # longer in all than the stall timeout
+            await engine.capture(make_prompt(f"k{number}"), rid_of(f"k{number}"))
+        await held
+
+    run(one_by_one())
+
+
+def test_dumps_alone_are_a_sign_of_life(start: Start):
+    _, engine = start(chunk_delay_s=0.4)
+    engine.patience = Patience(stall_s=1.0)
+    assert len(run(engine.capture(make_prompt("long", 300), rid_of("long"))).dumps) == 5
 
 
 def test_a_server_found_dead_after_a_lost_connection_is_reported_with_its_last_lines(

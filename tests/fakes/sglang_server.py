@@ -76,6 +76,25 @@ class Faults:
     """Resets the connection of each request."""
 
     dies_on_request: bool = False
+    poison: int | None = None
+    """Dies of every request that holds this token, with all that were under way."""
+
+    poison_delay_s: float = 0.0
+    """How long it takes to die of it."""
+
+    hangs_after: int | None = None
+    """Answers so many requests, and none after them."""
+
+    answer_delay_s: float = 0.0
+    chunk_delay_s: float = 0.0
+    """Time before each dump of a request."""
+
+    first_times: int | None = None
+    """`status`, `is_reset`, `is_doubled` and `aborts` go wrong for the first so many requests only."""
+
+    aborts: bool = False
+    """Answers as SGLang does for a request that it gave up."""
+
     lost_ids: int = 0
     """Reports so many prompt tokens less than were sent."""
 
@@ -120,6 +139,7 @@ class FakeSglang:
         self.started = time.monotonic()
         self.held = threading.Condition()
         self.served: list[str] = []
+        self.num_faults = 0
         self.http = ThreadingHTTPServer(("127.0.0.1", settings.port), type("Handler", (_Handler,), {"fake": self}))
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
@@ -185,7 +205,13 @@ class FakeSglang:
         place = self.served.index(rid)
         time.sleep(0.05 * (self.faults.reverse_after - place))
 
-    def dump(self, body: dict[str, Any]) -> None:
+    def goes_wrong(self) -> bool:
+        """Count a request; tell whether it is one of the first, that go wrong."""
+        with self.held:
+            self.num_faults += 1
+            return self.faults.first_times is None or self.num_faults <= self.faults.first_times
+
+    def dump(self, body: dict[str, Any], *, is_doubled: bool = False) -> None:
         """Write the dumps of one request."""
         rid, ids = body["rid"], body["input_ids"]
         is_trial = "-trial-" in rid
@@ -200,10 +226,11 @@ class FakeSglang:
         time.sleep(faults.dump_delay_s)
         first = max(faults.short_rows, faults.cached_tokens)
         ranges = [(start, min(start + CHUNK, len(ids))) for start in range(first, len(ids), CHUNK)]
-        if faults.is_doubled:
+        if is_doubled and faults.is_doubled:
             ranges.insert(0, (0, max(1, len(ids) // 2)))
         ranges += [(len(ids) + step, len(ids) + step + 1) for step in range(faults.decode_rows)]
         for start, end in reversed(ranges):  # chunks may come in any order
+            time.sleep(faults.chunk_delay_s)
             self.write(DumpName(rid=rid, start=start, end=end), [*ids, *range(faults.decode_rows)])
 
     def write(self, name: DumpName, ids: list[int]) -> None:
@@ -247,30 +274,54 @@ class _Handler(BaseHTTPRequestHandler):
         if time.monotonic() - fake.started < faults.unready_s:
             return self.answer(503, {"error": {"message": "Server is starting"}})
         fake.requests.append(body)
-        if body["rid"].startswith("eh-") and "-trial-" not in body["rid"]:
-            if faults.dies_on_request:
-                tell("RuntimeError: CUDA error: device-side assert triggered")
-                os._exit(1)
-            if faults.is_reset:
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.connection.close()
-                return None
-            if faults.status:
-                return self.answer(faults.status, {"error": {"message": faults.message}})
-            if faults.reverse_after:
-                fake.wait_for_turn(body["rid"])
-            if faults.dump_delay_s:
-                threading.Thread(target=fake.dump, args=(body,), daemon=True).start()
-                return self.generated(body)
-        fake.dump(body)
+        if not body["rid"].startswith("eh-") or "-trial-" in body["rid"]:
+            fake.dump(body)
+            return self.generated(body)
+        self.die_or_hang(body)
+        is_wrong = fake.goes_wrong()
+        return None if is_wrong and self.refuse(body) else self.serve(body, is_doubled=is_wrong)
+
+    def refuse(self, body: dict[str, Any]) -> bool:
+        """Answer with a fault, if that is this request's."""
+        faults = self.fake.faults
+        if faults.is_reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        elif faults.status:
+            self.answer(faults.status, {"error": {"message": faults.message}})
+        elif faults.aborts:
+            self.generated(body, finish_reason={"type": "abort", "message": faults.message})
+        return bool(faults.is_reset or faults.status or faults.aborts)
+
+    def serve(self, body: dict[str, Any], *, is_doubled: bool) -> None:
+        """Dump and answer, in the order and at the speed of the faults."""
+        fake, faults = self.fake, self.fake.faults
+        if faults.reverse_after:
+            fake.wait_for_turn(body["rid"])
+        if faults.dump_delay_s:
+            threading.Thread(target=fake.dump, args=(body,), kwargs={"is_doubled": is_doubled}, daemon=True).start()
+            return self.generated(body)
+        fake.dump(body, is_doubled=is_doubled)
+        time.sleep(faults.answer_delay_s)
         return self.generated(body)
 
-    def generated(self, body: dict[str, Any]) -> None:
+    def die_or_hang(self, body: dict[str, Any]) -> None:
+        """Never return, if that is this request's fault."""
+        faults = self.fake.faults
+        if faults.dies_on_request or faults.poison in body["input_ids"]:
+            time.sleep(faults.poison_delay_s)
+            tell("RuntimeError: CUDA error: device-side assert triggered")
+            os._exit(1)
+        num_real = sum("-trial-" not in sent["rid"] and "-start-" not in sent["rid"] for sent in self.fake.requests)
+        if faults.hangs_after is not None and num_real > faults.hangs_after:
+            time.sleep(3600)
+
+    def generated(self, body: dict[str, Any], *, finish_reason: dict[str, Any] | None = None) -> None:
         """Answer as SGLang does with --skip-tokenizer-init."""
         faults = Faults() if "-trial-" in body["rid"] else self.fake.faults
         meta = {
             "id": body["rid"],
-            "finish_reason": {"type": "length", "length": 1},
+            "finish_reason": finish_reason or {"type": "length", "length": 1},
             "prompt_tokens": len(body["input_ids"]) - faults.lost_ids,
             "completion_tokens": 1,
             "cached_tokens": faults.cached_tokens,
