@@ -66,9 +66,6 @@ class ExaminedSample:
     dumps: tuple[Dump, ...]
     """In row order."""
 
-    xxh3_128: dict[str, str]
-    """Array -> hash over its bytes: ids, mask and states."""
-
 
 def check_dumps(prompt: Prompt, dumps: Sequence[Path], layout: DatasetLayout) -> CheckedSample:
     """Return the sample that `dumps` (in any order) make, or raise what is wrong with them.
@@ -94,9 +91,9 @@ def examine(prompt: Prompt, dumps: Sequence[Path], layout: DatasetLayout) -> Exa
         num_tokens=len(ids_T),
         dumps=refs,
         state_norms={name: check.mean_norm for name, check in checks.items()},
+        xxh3_128={**hashes, **{name: check.xxh3_128 for name, check in checks.items()}},
     )
-    states = {name: check.xxh3_128 for name, check in checks.items()}
-    return ExaminedSample(checked=checked, dumps=tuple(ordered), xxh3_128={**hashes, **states})
+    return ExaminedSample(checked=checked, dumps=tuple(ordered))
 
 
 def _in_row_order(prompt: Prompt, dumps: Iterable[Dump]) -> list[Dump]:

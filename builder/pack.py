@@ -3,11 +3,12 @@
     open_run          prompts, ledger                                          builder/run_reader
       -> plan_run     all prompts of the run over shards, in order             builder/plan
       -> claim        lock the folder; what is finished, foreign or left over  builder/pack_state
-      -> shards       by worker threads; each renamed and recorded when whole  builder/shard_packer
+      -> shards       by worker threads; each renamed and recorded when whole  builder/shard_packer (ShardMaker)
       -> finish       index, then manifest, by rename
 
 The plan is made over all prompts, done or not: a sample that is missing is taken out of its own shard, and the other
-shards are the same bytes as if it were there. So they stay when a later run has finished it.
+shards are the same bytes as if it were there. So they stay when a later run has finished it. An extraction that packs
+as it goes (builder/one_step.py) ends in the same `pack_shards`, with another maker of shards.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..schemas.atomic import staged, sync_folder
 from ..schemas.codec import write_record
-from ..schemas.errors import DataError
+from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest, Totals
 from ..schemas.progress import Progress
 from .index_store import index_schema, write_index
 from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, open_folder
-from .pack_state import PackedShard, PackState, SetAside, locked
+from .pack_state import Claim, PackedShard, PackState, SetAside, locked
 from .plan import Plan, ShardPlan, plan_dataset
 from .run_reader import Run, failures_by_class, open_run
-from .shard_packer import PackStoppedError, ShardPacker
+from .shard_packer import PackStoppedError, ShardPacker, ShardResult
 
 PACK_FORMAT = 1
 """Raised when the same run and settings would pack to other bytes."""
@@ -41,6 +43,10 @@ NOT_EXTRACTED = "not extracted yet"
 
 class NothingToPackError(DataError):
     """No sample of the run can be packed."""
+
+
+class PackedAlreadyError(UsageError):
+    """The run was extracted and packed in one step: it has no dumps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +81,29 @@ class PackSummary:
     """The dataset was there already, whole, of the same run and settings; nothing was written."""
 
 
+class ShardMaker(Protocol):
+    """What makes the shards of a dataset; called by several threads, each with a shard of its own."""
+
+    def make(self, shard: ShardPlan, fingerprint: str, stop: threading.Event) -> ShardResult:
+        """Make the file of `shard` under its name, or none where no sample is left; `stop` ends the work early."""
+        ...
+
+    def tidy(self, name: str) -> None:
+        """Remove what is not needed once the shard and its record are on disk."""
+        ...
+
+    def prepare(self, claim: Claim, todo: Sequence[Job]) -> None:
+        """Remove manifest and index, and what is in the way of the shards to do; refuse what the disk can't hold."""
+        ...
+
+    @property
+    def parts(self) -> Collection[Path]:
+        """Hidden files in the dataset's folder that the maker needs."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class Job:
     """One shard of the plan, without the samples that the run has not."""
 
     shard: ShardPlan
@@ -105,6 +132,7 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
         StorageError: the disk is full or failed; finished shards are kept.
     """
     with open_run(run) as source:
+        _check_has_dumps(source)
         if not settings.allow_partial:
             source.check_finished()
         if source.num_done == 0:
@@ -114,7 +142,8 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
         existed = dataset.exists()
         with locked(dataset):
             try:
-                return _pack(source, plan, folder, settings, progress)
+                maker = _FromDumps(source, plan, folder, progress)
+                return pack_shards(Work(source, plan, folder, maker, progress), workers=settings.workers)
             except BaseException:
                 drop_if_empty(folder, existed=existed)
                 raise
@@ -130,10 +159,31 @@ def plan_run(run: Run, settings: PackSettings) -> Plan:
     )
 
 
-def _pack(run: Run, plan: Plan, folder: DatasetFolder, settings: PackSettings, progress: Progress) -> PackSummary:
-    state = PackState(folder, run.layout)
-    jobs = list(_jobs(run, plan))
-    claim = open_folder(folder, state, run.record.run_id, [job.shard.name for job in jobs])
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One dataset to be made; the caller holds the folder's lock."""
+
+    run: Run
+    plan: Plan
+    folder: DatasetFolder
+    maker: ShardMaker
+    progress: Progress
+
+    @property
+    def state(self) -> PackState:
+        """The folder's hidden records."""
+        return PackState(self.folder, self.run.layout)
+
+
+def pack_shards(work: Work, *, workers: int) -> PackSummary:
+    """Make all shards that are not there yet, then index and manifest.
+
+    Raises:
+        NothingToPackError, ForeignFolderError, StorageError: as `pack_run`.
+    """
+    run, plan, folder, progress, state = work.run, work.plan, work.folder, work.progress, work.state
+    jobs = list(plan_jobs(run, plan))
+    claim = open_folder(folder, state, run.record.run_id, [job.shard.name for job in jobs], work.maker.parts)
     done = {job.shard.name: state.finished(job.shard.name, job.fingerprint) for job in jobs}
     shards = {name: record for name, record in done.items() if record is not None and not record.set_aside}
     todo = [job for job in jobs if job.shard.name not in shards]
@@ -144,9 +194,8 @@ def _pack(run: Run, plan: Plan, folder: DatasetFolder, settings: PackSettings, p
             return _summary(folder, plan, _Outcome(manifest, shards, num_reused, is_unchanged=True))
     for warning in plan.warnings():
         progress.note(f"warning: {warning}")
-    clear_old(folder, state, claim, keep=set(shards))
-    check_space(folder, sum(job.shard.size_bytes for job in todo))
-    shards |= _pack_shards(_Work(run, folder, state, progress), todo, settings.workers)
+    work.maker.prepare(claim, todo)
+    shards |= _make_shards(work, todo, workers)
     ordered = {job.shard.name: shards[job.shard.name] for job in jobs}
     manifest = _manifest(run, plan, ordered)
     if manifest.totals.num_samples == 0:
@@ -155,29 +204,54 @@ def _pack(run: Run, plan: Plan, folder: DatasetFolder, settings: PackSettings, p
     return _summary(folder, plan, _Outcome(manifest, ordered, num_reused, is_unchanged=False))
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    run: Run
-    folder: DatasetFolder
-    state: PackState
-    progress: Progress
+class _FromDumps:
+    """Makes shards of the dumps of a run."""
+
+    def __init__(self, run: Run, plan: Plan, folder: DatasetFolder, progress: Progress) -> None:
+        self._names = {shard.name for shard in plan.shards}
+        self._run = run
+        self._folder = folder
+        self._progress = progress
+
+    def make(self, shard: ShardPlan, fingerprint: str, stop: threading.Event) -> ShardResult:
+        return ShardPacker(self._run, self._folder, self._progress, stop).pack(shard, fingerprint)
+
+    def tidy(self, name: str) -> None:
+        """Dumps stay: they are the run's."""
+
+    def prepare(self, claim: Claim, todo: Sequence[Job]) -> None:
+        done = self._names.difference(job.shard.name for job in todo)
+        clear_old(self._folder, PackState(self._folder, self._run.layout), claim, keep=done)
+        check_space(self._folder, sum(job.shard.size_bytes for job in todo))
+
+    @property
+    def parts(self) -> Collection[Path]:
+        return ()
 
 
-def _pack_shards(work: _Work, jobs: Sequence[_Job], workers: int) -> dict[str, PackedShard]:
-    """Pack shards in worker threads; copies, hashes and reads let go of the GIL."""
+def make_shard(work: Work, job: Job, stop: threading.Event) -> PackedShard:
+    """Make one shard and write it down.
+
+    Raises:
+        StorageError: the disk is full or failed.
+        PackStoppedError: `stop` was set.
+    """
+    if stop.is_set():
+        raise PackStoppedError
+    result = work.maker.make(job.shard, job.fingerprint, stop)
+    work.state.keep(job.shard.name, result.record, result.rows)
+    work.maker.tidy(job.shard.name)
+    return result.record
+
+
+def _make_shards(work: Work, jobs: Sequence[Job], workers: int) -> dict[str, PackedShard]:
+    """Make shards in worker threads; copies, hashes and reads let go of the GIL."""
     work.folder.data.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
 
-    def pack_one(job: _Job) -> PackedShard:
-        if stop.is_set():
-            raise PackStoppedError
-        result = ShardPacker(work.run, work.folder, work.progress, stop).pack(job.shard, job.fingerprint)
-        work.state.keep(job.shard.name, result.record, result.rows)
-        return result.record
-
     packed = {}
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="pack") as pool:
-        futures = {pool.submit(pack_one, job): job.shard.name for job in jobs}
+        futures = {pool.submit(make_shard, work, job, stop): job.shard.name for job in jobs}
         try:
             for future in as_completed(futures):
                 packed[futures[future]] = future.result()
@@ -198,11 +272,17 @@ def _finish(folder: DatasetFolder, state: PackState, manifest: Manifest) -> None
     sync_folder(folder.root)
 
 
-def _jobs(run: Run, plan: Plan) -> Iterator[_Job]:
+def plan_jobs(run: Run, plan: Plan) -> Iterator[Job]:
+    """Yield each shard without the samples that the run has not, now."""
     absent = {*run.failed, *run.unfinished}
     for shard in plan.shards:
-        kept = shard.without(absent) if any(placed.key in absent for placed in shard.samples) else shard
-        yield _Job(shard=kept, fingerprint=_fingerprint(run, kept))
+        gone = [placed.key for placed in shard.samples if placed.key in absent]
+        yield shard_job(run, shard.without(gone) if gone else shard)
+
+
+def shard_job(run: Run, shard: ShardPlan) -> Job:
+    """Return the job of a shard all of whose samples are finished."""
+    return Job(shard=shard, fingerprint=_fingerprint(run, shard))
 
 
 def _fingerprint(run: Run, shard: ShardPlan) -> str:
@@ -267,6 +347,18 @@ def _summary(folder: DatasetFolder, plan: Plan, outcome: _Outcome) -> PackSummar
         warnings=(*plan.warnings(), *(warning for shard in shards for warning in shard.warnings)),
         is_unchanged=outcome.is_unchanged,
     )
+
+
+def _check_has_dumps(run: Run) -> None:
+    packing = run.record.packing
+    if packing is not None:
+        left = len(run.unfinished)
+        state = f"{left} of {len(run.prompts)} samples are still to be done" if left else "it is finished"
+        raise PackedAlreadyError(
+            f"the run {run.folder.root} is packed already (extract --pack), into {packing.dataset}; {state}",
+            why="Its dumps were freed as they went into the shards",
+            mend="Finish it with the same `eaglehs extract` command" if left else f"Use {packing.dataset}",
+        )
 
 
 def _nothing(run: Run, failures: dict[str, int]) -> NothingToPackError:

@@ -23,8 +23,10 @@ class NoSpaceError(StorageError):
     """The shards do not fit on the disk."""
 
 
-def open_folder(folder: DatasetFolder, state: PackState, run_id: str, names: Iterable[str]) -> Claim:
-    """Remove the part files of dead packs and claim the shard names that this one may write.
+def open_folder(
+    folder: DatasetFolder, state: PackState, run_id: str, names: Iterable[str], keep_parts: Collection[Path] = ()
+) -> Claim:
+    """Remove the part files of dead packs, but `keep_parts`, and claim the shard names that this one may write.
 
     Call it under the lock. Returns the claim over those names and all that earlier packs of the run claimed.
 
@@ -44,7 +46,7 @@ def open_folder(folder: DatasetFolder, state: PackState, run_id: str, names: Ite
                 mend="Give another folder with --out, or remove that one first",
             )
         owned.update(shards)
-    _remove_parts(folder, state)
+    _remove_parts(folder, state, keep_parts)
     _check_data_folder(folder, owned)
     new = Claim(run_id=run_id, shards=tuple(sorted(owned.union(names))))
     if new != claim:
@@ -112,9 +114,9 @@ def _read_manifest(folder: DatasetFolder) -> Manifest | None:
         ) from None
 
 
-def _remove_parts(folder: DatasetFolder, state: PackState) -> None:
+def _remove_parts(folder: DatasetFolder, state: PackState, keep: Collection[Path]) -> None:
     for place in (folder.root, folder.data, folder.index.parent, state.root):
-        for part in place.glob(".*.part"):
+        for part in set(place.glob(".*.part")).difference(keep):
             part.unlink()
 
 

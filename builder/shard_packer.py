@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,11 @@ from .tar_writer import FileRange, Piece, ShardWriter
 class ShardReadBackError(StorageError):
     """A shard's bytes are not those that were written to it."""
 
+    def __init__(self, key: str, what: str, *, why: str = "", mend: str = "") -> None:
+        """`key` is the sample's."""
+        self.key = key
+        super().__init__(what, why=why, mend=mend)
+
 
 class PackStoppedError(Exception):
     """Another worker's error ends the pack; this shard is given up."""
@@ -60,7 +65,7 @@ class ShardResult:
 
 
 @dataclass(slots=True)
-class _Draft:
+class Draft:
     """What is known of a shard's samples so far."""
 
     metas: list[SampleMeta] = field(default_factory=list)
@@ -68,12 +73,31 @@ class _Draft:
     warnings: list[str] = field(default_factory=list)
     sha256: str = ""
 
-    def add(self, meta: SampleMeta, examined: ExaminedSample) -> None:
+    def add(self, meta: SampleMeta, state_norms: Mapping[str, float]) -> None:
         """Take up a sample that was written."""
         self.metas.append(meta)
-        for state, norm in examined.checked.state_norms.items():
+        for state, norm in state_norms.items():
             self.norm_sums[state] = self.norm_sums.get(state, 0.0) + norm * meta.num_tokens
-        self.warnings += _bloated(examined)
+
+    def result(self, shard: ShardPlan, fingerprint: str, set_aside: Sequence[SetAside] = ()) -> ShardResult:
+        """Return the record and the index rows of the shard as it was written: `shard`, all samples of this draft."""
+        entry = ShardEntry(
+            name=shard.name,
+            num_samples=len(shard.samples),
+            num_tokens=shard.num_tokens,
+            size_bytes=shard.size_bytes,
+            sha256=self.sha256,
+        )
+        record = PackedShard(
+            fingerprint=fingerprint,
+            entry=entry if shard.samples else None,
+            num_trainable=sum(meta.num_trainable for meta in self.metas),
+            norm_sums=self.norm_sums,
+            set_aside=tuple(set_aside),
+            warnings=tuple(self.warnings),
+        )
+        pairs = zip(shard.samples, self.metas, strict=True)
+        return ShardResult(record=record, rows=tuple(index_row(placed, meta, shard.name) for placed, meta in pairs))
 
 
 class ShardPacker:
@@ -94,10 +118,10 @@ class ShardPacker:
             StorageError: the disk is full or failed; no file has the shard's name.
         """
         path = self._folder.shard(shard.name)
-        kept, draft = shard, _Draft()
+        kept, draft = shard, Draft()
         try:
             while kept.samples:
-                draft = _Draft()
+                draft = Draft()
                 with suppress(_SetAsideError):
                     self._write(kept, path, draft)
                     break
@@ -110,9 +134,9 @@ class ShardPacker:
                 mend="Free space or repair the disk, and run the same command again: finished shards are kept",
             ) from None
         self._tell(kept)
-        return self._result(kept, fingerprint, draft)
+        return draft.result(kept, fingerprint, [self._set_aside[key] for key in sorted(self._set_aside)])
 
-    def _write(self, shard: ShardPlan, path: Path, draft: _Draft) -> None:
+    def _write(self, shard: ShardPlan, path: Path, draft: Draft) -> None:
         num_refused = len(self._set_aside)
         with staged(path) as out:
             writer = ShardWriter(out, shard)
@@ -132,62 +156,51 @@ class ShardPacker:
             draft.sha256 = read_back(out, path, shard, draft.metas)
 
     def _add(
-        self, writer: ShardWriter, placed: PlacedSample, prompt: Prompt, examined: ExaminedSample, draft: _Draft
+        self, writer: ShardWriter, placed: PlacedSample, prompt: Prompt, examined: ExaminedSample, draft: Draft
     ) -> None:
-        meta = self._meta(placed, examined)
-        _write_sample(writer, placed, meta, prompt, examined)
-        draft.add(meta, examined)
-        for warning in _bloated(examined):
+        meta = sample_meta(placed, prompt, examined.checked.xxh3_128, self._run.entries[placed.key].next_token)
+        write_sample(writer, placed, meta, prompt, examined.dumps)
+        draft.add(meta, examined.checked.state_norms)
+        for warning in bloated(examined.dumps):
+            draft.warnings.append(warning)
             self._progress.note(f"warning: {warning}")
-
-    def _meta(self, placed: PlacedSample, examined: ExaminedSample) -> SampleMeta:
-        return SampleMeta(
-            key=placed.key,
-            id=placed.sample.id,
-            source=placed.sample.source,
-            num_tokens=placed.sample.num_tokens,
-            num_trainable=self._run.prompts.num_trainable_of(placed.key),
-            next_token=self._run.entries[placed.key].next_token,
-            xxh3_128=examined.xxh3_128,
-        )
 
     def _tell(self, shard: ShardPlan) -> None:
         for placed in shard.samples:
             size_bytes = placed.end - placed.start
             self._progress.advance(num_samples=1, num_tokens=placed.sample.num_tokens, size_bytes=size_bytes)
 
-    def _result(self, shard: ShardPlan, fingerprint: str, draft: _Draft) -> ShardResult:
-        entry = ShardEntry(
-            name=shard.name,
-            num_samples=len(shard.samples),
-            num_tokens=shard.num_tokens,
-            size_bytes=shard.size_bytes,
-            sha256=draft.sha256,
-        )
-        record = PackedShard(
-            fingerprint=fingerprint,
-            entry=entry if shard.samples else None,
-            num_trainable=sum(meta.num_trainable for meta in draft.metas),
-            norm_sums=draft.norm_sums,
-            set_aside=tuple(self._set_aside[key] for key in sorted(self._set_aside)),
-            warnings=tuple(draft.warnings),
-        )
-        pairs = zip(shard.samples, draft.metas, strict=True)
-        return ShardResult(record=record, rows=tuple(index_row(placed, meta, shard.name) for placed, meta in pairs))
+
+def sample_meta(placed: PlacedSample, prompt: Prompt, xxh3_128: dict[str, str], next_token: int) -> SampleMeta:
+    """Return what `meta.json` says of a sample whose arrays have the hashes `xxh3_128`."""
+    return SampleMeta(
+        key=placed.key,
+        id=placed.sample.id,
+        source=placed.sample.source,
+        num_tokens=placed.sample.num_tokens,
+        num_trainable=int(np.sum(prompt.loss_mask)),
+        next_token=next_token,
+        xxh3_128=xxh3_128,
+    )
 
 
-def _write_sample(
-    writer: ShardWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, examined: ExaminedSample
+def write_sample(
+    writer: ShardWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, dumps: Sequence[Dump]
 ) -> None:
+    """Write one sample to its place: ids and mask of the prompt, states of its dumps (in row order).
+
+    Raises:
+        DumpUnreadableError, SourceCutError: a dump changed after it was checked.
+    """
     with ExitStack() as files:
-        handles = [files.enter_context(_open(dump)).fileno() for dump in examined.dumps]
+        handles = [files.enter_context(_open(dump)).fileno() for dump in dumps]
         arrays: dict[str, Sequence[Piece]] = {
             INPUT_IDS: [np.ascontiguousarray(prompt.input_ids, dtype="<i4").tobytes()],
             LOSS_MASK: [np.ascontiguousarray(prompt.loss_mask, dtype="|u1").tobytes()],
         }
         for spec in placed.layout.specs:
             if spec.is_state:
-                pairs = zip(examined.dumps, handles, strict=True)
+                pairs = zip(dumps, handles, strict=True)
                 arrays[spec.name] = [_range(dump, handle, spec.name) for dump, handle in pairs]
         writer.write_sample(placed, meta_content(meta, placed.layout.layers), arrays)
 
@@ -254,16 +267,18 @@ class _ArrayHashes:
     def _compare(self, key: str, array: str, found: str) -> None:
         if found != self._metas[key].xxh3_128[array]:
             raise ShardReadBackError(
+                key,
                 f"{self._path}: {array} of {key} reads back other bytes than were checked",
                 why="A dump was changed while it was packed, or the disk is failing",
                 mend="Stop what writes to the run's folder, and run the same command again",
             )
 
 
-def _bloated(sample: ExaminedSample) -> Sequence[str]:
+def bloated(dumps: Iterable[Dump]) -> Sequence[str]:
+    """Return a warning for each dump that is much larger than its arrays."""
     return [
         f"{dump.path} has {format_size(dump.size_bytes)} for {format_size(dump.content_bytes)} of arrays: "
         "whoever wrote it saved views of larger tensors"
-        for dump in sample.dumps
+        for dump in dumps
         if dump.is_bloated
     ]

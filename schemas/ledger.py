@@ -1,8 +1,9 @@
 """Ledger: `run/ledger.jsonl`, append-only, a line for each sample that is finished or has failed. Format version 1.
 
-A sample is finished when its dumps lie under `run/dumps/` and its line is on disk, in that order. Resume trusts the
-ledger and the files that it names, never a file's mere existence. The last line for a key counts: a failed sample
-that a later run finishes has two lines. A last line without a newline is what a kill left: it is cut off.
+A sample is finished when its dumps lie under `run/dumps/`, or its bytes in a shard (`shard` names it), and its line is
+on disk, in that order. Resume trusts the ledger and the files that it names, never a file's mere existence. The last
+line for a key counts: a failed sample that a later run finishes has two lines. A last line without a newline is what a
+kill left: it is cut off.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ class LedgerEntry:
     """The engine's answer after the last row; -1 where it gave none."""
 
     dumps: tuple[DumpRef, ...] = ()
+    """Where `shard` is empty they lie in the run; else they are gone, and this is what they were."""
+
     state_norms: dict[str, float] = field(default_factory=dict)
+    shard: str = ""
+    """The shard of the run's dataset that holds the sample (`data/train-00000.tar`, or its part file); empty in a run
+    that keeps its dumps."""
+
+    finished_at: float = 0.0
+    """Seconds since 1970; 0 where it was not kept."""
 
 
 class Ledger:

@@ -89,6 +89,17 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where and how a run that is extracted and packed in one step is packed; the same for all of its starts."""
+
+    dataset: str
+    """Absolute path."""
+
+    shard_size_bytes: int
+    shuffle_seed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The contents of run.json."""
 
@@ -113,6 +124,9 @@ class RunRecord:
     starts: int = 0
     """How often the run was started: each start has request ids of its own, so that what an earlier, killed one left
     under way at a server is never taken for this one's."""
+
+    packing: Packing | None = None
+    """None: the dumps stay in the run, for `eaglehs pack`."""
 
     capture: str = CAPTURE
     dtype: str = "bfloat16"

@@ -17,7 +17,7 @@ can be laid out before the first forward pass.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .codec import dumps
@@ -69,6 +69,9 @@ class CheckedSample:
 
     state_norms: dict[str, float]
     """State name -> mean L2 norm of up to 64 evenly spaced rows; shows a wrong layer or a dead one at a glance."""
+
+    xxh3_128: dict[str, str] = field(default_factory=dict)
+    """Array -> hash over its bytes: ids, mask and states; what `meta.json` will say."""
 
 
 def meta_bytes(meta: SampleMeta, layers: Iterable[int]) -> int:

@@ -49,6 +49,8 @@ LEDGER = (
             ),
         ),
         state_norms={"layer_1": 8.0, "final": 7.25},
+        shard="data/train-00000.tar",
+        finished_at=1790000000.5,
     ),
     LedgerEntry(
         key="b-c-d18c7b6a1f",

@@ -1,0 +1,167 @@
+"""The hidden file in which a shard fills up while its samples are still being extracted, and what is in it.
+
+    data/.train-00000.tar.part    laid out by the plan over all prompts of the run; unwritten places read as zeros
+
+Its name is always the same, so that a resumed run takes it up again. The ledger says which samples are in it; that
+their `meta.json` can be read at their place shows that it is that file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from ..schemas.atomic import staged, sync_folder
+from ..schemas.codec import loads
+from ..schemas.errors import DataError
+from ..schemas.manifest import DatasetFolder
+from ..schemas.sample import SampleMeta, meta_content
+from .file_scan import BLOCK_BYTES, read_exactly
+from .plan import META, PlacedSample, ShardPlan
+from .shard_head import scan_shard
+from .tar_writer import FileRange, ShardWriter
+
+
+class WrittenBytesError(DataError):
+    """An array in a shard is not the one that was checked."""
+
+
+class ShardParts:
+    """The part files of one dataset folder; its methods may be called from any thread."""
+
+    def __init__(self, folder: DatasetFolder) -> None:
+        """Nothing is read or made yet."""
+        self._folder = folder
+        self._lock = threading.Lock()
+
+    def path(self, shard: ShardPlan) -> Path:
+        """Return the name under which a shard fills up."""
+        return part_of(self._folder.shard(shard.name))
+
+    @contextmanager
+    def opened(self, shard: ShardPlan) -> Iterator[BinaryIO]:
+        """Open the part of `shard`, made first if it is not there; a finished shard is turned back into its part.
+
+        Raises:
+            OSError: the disk is full or failed.
+            DataError: the finished shard is damaged.
+        """
+        part, final = self.path(shard), self._folder.shard(shard.name)
+        with self._lock:
+            if not part.exists():
+                self._make(shard, part, final)
+        with part.open("r+b") as file:
+            yield file
+
+    def take_up(self, shard: ShardPlan, keys: Iterable[str]) -> set[str]:
+        """Return those of `keys` that the part, or the shard under its own name, holds.
+
+        A part of another size is removed: it was laid out by another plan, or the disk has lost its end.
+        """
+        part, final = self.path(shard), self._folder.shard(shard.name)
+        if part.exists() and part.stat().st_size != shard.size_bytes:
+            part.unlink()
+        try:
+            if not part.exists() and not final.exists():
+                return set()
+            wanted = set(keys)
+            with self.opened(shard) as file:
+                placed = [placed for placed in shard.samples if placed.key in wanted]
+                return {sample.key for sample in placed if read_meta(file, sample) is not None}
+        except DataError:  # not a shard of ours any more
+            return set()
+
+    def _make(self, shard: ShardPlan, part: Path, final: Path) -> None:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists():
+            rows = {row.key: row for row in scan_shard(final, name=shard.name, layout=shard.layout)}
+            if len(rows) == len(shard.samples):
+                final.replace(part)
+            else:
+                with final.open("rb") as source, staged(part) as out:
+                    copy_samples(source, out, _without_others(shard, rows), shard)
+                final.unlink()
+        else:
+            with staged(part) as out:
+                ShardWriter(out, shard)
+        sync_folder(part.parent)
+
+
+def part_of(final: Path) -> Path:
+    """Return the hidden name of the shard file `final` while it fills."""
+    return final.with_name(f".{final.name}.part")
+
+
+def read_meta(file: BinaryIO, placed: PlacedSample) -> SampleMeta | None:
+    """Return the `meta.json` at the place of a sample, or None where another or none is."""
+    member = placed.members[0]
+    content = os.pread(file.fileno(), member.data_bytes, member.data_offset)
+    try:
+        meta = loads(SampleMeta, content.decode("utf-8", "surrogatepass"), where=f"{file.name}: {member.name}")
+    except (DataError, UnicodeDecodeError):
+        return None
+    return meta if (meta.key, meta.num_tokens) == (placed.key, placed.sample.num_tokens) else None
+
+
+def check_written(path: Path, handle: int, placed: PlacedSample, xxh3_128: Mapping[str, str]) -> None:
+    """Read the arrays of one sample back from their place.
+
+    Raises:
+        WrittenBytesError: an array has another hash.
+        FileCutError: the file ends first.
+    """
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    for member in placed.members:
+        if member.array == META:
+            continue
+        digest = xxhash.xxh3_128()
+        end = member.data_offset + member.data_bytes
+        for start in range(member.data_offset, end, len(buffer)):
+            block = buffer[: min(len(buffer), end - start)]
+            read_exactly(path, handle, block, start)
+            digest.update(block)
+        if digest.hexdigest() != xxh3_128[member.array]:
+            raise WrittenBytesError(
+                f"{placed.key}: {member.array} in {path} has other bytes than were checked",
+                why="A dump was changed while it was packed, or the disk is failing",
+            )
+
+
+def copy_samples(source: BinaryIO, out: BinaryIO, old: ShardPlan, new: ShardPlan) -> list[SampleMeta]:
+    """Copy the samples that two layouts of one shard share to their new places; return their metas in `new`'s order.
+
+    Raises:
+        WrittenBytesError: a sample is not at its old place.
+    """
+    writer = ShardWriter(out, new)
+    places = {placed.key: placed for placed in old.samples}
+    metas = []
+    for target in new.samples:
+        placed = places.get(target.key)
+        if placed is None:
+            continue
+        meta = read_meta(source, placed)
+        if meta is None:
+            raise WrittenBytesError(f"{placed.key} is not at offset {placed.start} of {source.name}")
+        writer.write_sample(target, meta_content(meta, new.layout.layers), _arrays(source, placed))
+        metas.append(meta)
+    return metas
+
+
+def _arrays(source: BinaryIO, placed: PlacedSample) -> dict[str, Sequence[FileRange]]:
+    path, handle = Path(source.name), source.fileno()
+    return {
+        member.array: [FileRange(path=path, handle=handle, offset=member.data_offset, length=member.data_bytes)]
+        for member in placed.members
+        if member.array != META
+    }
+
+
+def _without_others(shard: ShardPlan, kept: Mapping[str, object]) -> ShardPlan:
+    return shard.without(placed.key for placed in shard.samples if placed.key not in kept)

@@ -1,0 +1,101 @@
+"""Makes a finished shard of its part file: read back and renamed, or laid out anew without the samples that failed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..schemas.atomic import staged, sync_folder
+from ..schemas.errors import StorageError
+from ..schemas.manifest import DatasetFolder
+from ..schemas.sample import SampleMeta
+from .pack_folder import clear_old
+from .pack_state import Claim, PackState
+from .plan import Plan, ShardPlan
+from .run_reader import Run
+from .shard_packer import Draft, PackStoppedError, ShardReadBackError, ShardResult, read_back
+from .shard_parts import ShardParts, copy_samples, read_meta
+
+if TYPE_CHECKING:
+    from .pack import Job
+
+
+class ShardSealer:
+    """A ShardMaker (builder/pack.py) whose samples are in the shards' part files already."""
+
+    def __init__(self, run: Run, plan: Plan, folder: DatasetFolder, parts: ShardParts) -> None:
+        """`run.entries` is the ledger as it grows."""
+        self._run = run
+        self._folder = folder
+        self._parts = parts
+        self._shards: Mapping[str, ShardPlan] = {shard.name: shard for shard in plan.shards}
+
+    def make(self, shard: ShardPlan, fingerprint: str, stop: threading.Event) -> ShardResult:
+        """Give the part the shard's name, or copy what `shard` has of it.
+
+        Raises:
+            StorageError: the disk is full or failed; the part is still there.
+            ShardReadBackError: the part holds other bytes than were written.
+        """
+        if stop.is_set():
+            raise PackStoppedError
+        whole, final, draft = self._shards[shard.name], self._folder.shard(shard.name), Draft()
+        try:
+            if not shard.samples:
+                final.unlink(missing_ok=True)
+            elif len(shard.samples) == len(whole.samples):
+                self._rename(whole, final, draft)
+            else:
+                self._rebuild(whole, shard, draft)
+        except OSError as fault:
+            raise StorageError(
+                f"{final} can't be written: {fault.strerror or fault}",
+                mend="Free space or repair the disk, and run the same command again: finished samples are kept",
+            ) from None
+        return draft.result(shard, fingerprint)
+
+    def tidy(self, name: str) -> None:
+        """Remove the part: all of it is in the finished shard."""
+        self._parts.path(self._shards[name]).unlink(missing_ok=True)
+
+    def prepare(self, claim: Claim, todo: Sequence[Job]) -> None:  # noqa: ARG002 - no shard is in the way
+        """Remove manifest and index; no shard, since samples may be nowhere else."""
+        clear_old(self._folder, PackState(self._folder, self._run.layout), claim, keep=self._shards)
+
+    @property
+    def parts(self) -> Collection[Path]:
+        """All part files."""
+        return [self._parts.path(shard) for shard in self._shards.values()]
+
+    def _rename(self, shard: ShardPlan, final: Path, draft: Draft) -> None:
+        with self._parts.opened(shard) as part:
+            metas = [self._known(read_meta(part, placed), placed.key) for placed in shard.samples]
+            self._take(draft, metas)
+            draft.sha256 = read_back(part, Path(part.name), shard, metas)
+            os.fsync(part.fileno())
+        Path(part.name).replace(final)
+        sync_folder(final.parent)
+
+    def _rebuild(self, whole: ShardPlan, shard: ShardPlan, draft: Draft) -> None:
+        final = self._folder.shard(shard.name)
+        with self._parts.opened(whole) as part, staged(final) as out:
+            metas = copy_samples(part, out, whole, shard)
+            self._take(draft, metas)
+            draft.sha256 = read_back(out, final, shard, metas)
+
+    def _take(self, draft: Draft, metas: Sequence[SampleMeta]) -> None:
+        for meta in metas:
+            draft.add(meta, self._run.entries[meta.key].state_norms)
+
+    def _known(self, meta: SampleMeta | None, key: str) -> SampleMeta:
+        if meta is None:
+            raise ShardReadBackError(
+                key,
+                f"sample {key} is not in its shard any more",
+                why="The part file was changed, or the disk is failing",
+                mend="Run the same command again",
+            )
+        return meta
