@@ -18,7 +18,8 @@ from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.sample import CheckedSample
 from .engines.protocol import Answer, Engine, EngineDownError, PassingError
-from .run_store import RunStore
+from .keeper import Keeper
+from .spool import Spool
 
 Check = Callable[[Prompt, Answer], CheckedSample]
 """Builds a checked sample from a prompt and the engine's answer, or raises DataError; the builder's `check_dumps`."""
@@ -83,6 +84,12 @@ class ClientSettings:
     max_failed: int = 10
     """Failed samples that the run may have before it stops."""
 
+    spool_bytes: int | None = None
+    """Most bytes of dumps that may be under way or waiting to be kept; None: no bound but the concurrency."""
+
+    bytes_per_token: int = 0
+    """Of a dump; what `spool_bytes` is reckoned with."""
+
     waits_s: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 30, 30, 30)
     """Pauses before a sample is asked for again whose fault may pass: two minutes in all."""
 
@@ -122,13 +129,14 @@ class Outcome:
 class Client:
     """Runs prompts through one engine into one run."""
 
-    def __init__(self, engine: Engine, store: RunStore, check: Check, settings: ClientSettings) -> None:
+    def __init__(self, engine: Engine, store: Keeper, check: Check, settings: ClientSettings) -> None:
         """The engine is started, the store open; both outlive the client."""
         self.engine = engine
         self.store = store
         self.check = check
         self.settings = settings
         self.tally = Tally()
+        self._spool = Spool(settings.spool_bytes, settings.bytes_per_token)
         self.under_way: dict[str, Prompt] = {}
         """Key -> prompt of the requests that were sent and did not come back; after an EngineDownError the suspects."""
 
@@ -150,7 +158,8 @@ class Client:
 
     async def _work(self, queue: Iterator[Prompt], progress: Progress) -> None:
         for prompt in queue:
-            failure = await self._extract(prompt, progress)
+            async with self._spool.room(prompt.num_tokens):
+                failure = await self._extract(prompt, progress)
             if failure is None:
                 self.tally.num_done += 1
                 self.tally.num_tokens += prompt.num_tokens

@@ -11,7 +11,8 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ class Repairs:
     """Dumps that no ledger line names, removed."""
 
     lost_samples: int
-    """Finished samples whose dumps are gone or have another size; they are computed again."""
+    """Finished samples whose dumps or shard are gone or have another size; they are computed again."""
 
 
 @contextmanager
@@ -107,18 +108,8 @@ class RunStore:
             for dump in answer.dumps:
                 _move(dump, target / dump.name)
             sync_folder(target)
-            entry = LedgerEntry(
-                key=prompt.key,
-                id=prompt.id,
-                num_tokens=prompt.num_tokens,
-                status=SampleStatus.DONE,
-                attempt=attempt,
-                next_token=answer.next_token,
-                dumps=checked.dumps,
-                state_norms=checked.state_norms,
-            )
-            with self._lock:
-                self.ledger.append(entry)
+            entry = done_entry(prompt, checked, answer, attempt)
+            self.append(entry)
         except OSError as fault:
             needed = sum(dump.size_bytes for dump in checked.dumps)
             free = shutil.disk_usage(self.folder.root).free
@@ -138,22 +129,46 @@ class RunStore:
             status=SampleStatus.FAILED,
             attempt=attempt,
             reason=reason,
+            finished_at=round(time.time(), 3),
         )
-        with self._lock:
-            self.ledger.append(entry)
+        self.append(entry)
 
-    def repair(self) -> Repairs:
-        """Remove dumps that no finished sample owns, and forget finished samples whose dumps are not there."""
+    def append(self, entry: LedgerEntry) -> None:
+        """Add a ledger line; when this returns it is on disk.
+
+        Raises:
+            StorageError: the disk is full or failed.
+        """
+        try:
+            with self._lock:
+                self.ledger.append(entry)
+        except OSError as fault:
+            raise StorageError(
+                f"the ledger {self.ledger.path} can't be written: {fault.strerror}",
+                mend="Free space and run the same command again: finished samples are kept",
+            ) from None
+
+    def repair(self, packed: Collection[str] = ()) -> Repairs:
+        """Remove dumps that no finished sample owns, and forget finished samples whose dumps are not there.
+
+        `packed` are the keys that the shards of the run's dataset hold. A sample that the ledger says is in a shard
+        that does not hold it gets a line that says so: from then on the bytes at its place count for nothing.
+        """
         owned: dict[Path, int] = {}
         lost: list[str] = []
-        for entry in self.ledger.finished():
+        for entry in list(self.ledger.finished()):
+            if entry.shard:
+                if entry.key not in packed:
+                    self.append(lost_entry(entry, f"{entry.shard} does not hold it any more"))
+                    lost.append(entry.key)
+                continue
             files = [(self.folder.dump_path(entry.key, dump.name), dump.size_bytes) for dump in entry.dumps]
             if all(_has_size(path, size) for path, size in files):
                 owned.update(files)
             else:
                 lost.append(entry.key)
         for key in lost:
-            del self.ledger.entries[key]
+            self.ledger.entries.pop(key)
         orphans = [path for path in (self.folder.root / "dumps").glob("*/*") if path not in owned]
         for orphan in orphans:
             orphan.unlink()
@@ -184,6 +199,28 @@ def open_store(folder: RunFolder, record: RunRecord, prompts: Sequence[Prompt]) 
         write_prompts(folder.prompts, prompts)
         write_record(folder.record, record)
     return RunStore(folder, found or record)
+
+
+def done_entry(prompt: Prompt, checked: CheckedSample, answer: Answer, attempt: int) -> LedgerEntry:
+    """Return the ledger line of a sample whose dumps are kept in the run."""
+    return LedgerEntry(
+        key=prompt.key,
+        id=prompt.id,
+        num_tokens=prompt.num_tokens,
+        status=SampleStatus.DONE,
+        attempt=attempt,
+        next_token=answer.next_token,
+        dumps=checked.dumps,
+        state_norms=checked.state_norms,
+        finished_at=round(time.time(), 3),
+    )
+
+
+def lost_entry(entry: LedgerEntry, reason: str) -> LedgerEntry:
+    """Return the ledger line of a finished sample whose bytes are lost; it is computed again."""
+    return replace(
+        entry, status=SampleStatus.FAILED, reason=f"{entry.key}: {reason}", dumps=(), state_norms={}, shard=""
+    )
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

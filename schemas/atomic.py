@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,8 +53,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_durably(path: Path, line: str) -> None:
-    """Append `line` and a newline to `path` in one write, and wait until it is on disk."""
-    with path.open("ab") as out:
-        out.write(line.encode() + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
+    """Append `line` and a newline to `path` and wait until they are on disk; on an OSError the file is as before.
+
+    A line that a full disk cut would join with the next one, and both would be lost.
+    """
+    left = memoryview(line.encode() + b"\n")
+    with path.open("ab", buffering=0) as out:
+        before = out.tell()
+        try:
+            while left:
+                left = left[out.write(left) :]
+            os.fsync(out.fileno())
+        except OSError:
+            with suppress(OSError):
+                out.truncate(before)
+            raise

@@ -1,12 +1,13 @@
 """A file has its name only when it is whole."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from eaglehs.schemas.atomic import staged, write_atomically
+from eaglehs.schemas.atomic import append_durably, staged, write_atomically
 
 
 def test_a_block_that_fails_leaves_no_file(tmp_path):
@@ -35,3 +36,18 @@ def test_a_killed_writer_leaves_only_a_hidden_part(tmp_path):
     (left,) = os.listdir(tmp_path)
     assert left.startswith(".x.")
     assert left.endswith(".part")
+
+
+def test_a_line_that_the_disk_has_no_room_for_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "lines"
+    append_durably(path, "first")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        append_durably(path, "second")
+    monkeypatch.undo()
+    append_durably(path, "third")
+    assert path.read_text() == "first\nthird\n"
