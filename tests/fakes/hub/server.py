@@ -45,6 +45,7 @@ class HubServer:
     faults: list = field(default_factory=list)
     log: list = field(default_factory=list)
     stop: object = None
+    fault_lock: object = field(default_factory=threading.Lock)
 
     def files(self, repo, revision="main"):
         """Path -> file of a dataset repository."""
@@ -184,7 +185,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names that http.server looks for
 
     def _strike(self, path):
-        with self.hub.state.lock:
+        with self.hub.fault_lock:  # not the state's: a commit may wait for files that our own endpoints serve
             for fault in list(self.hub.faults):
                 if not re.search(fault.get("path", ""), path) or fault.get("method", self.command) != self.command:
                     continue

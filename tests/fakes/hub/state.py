@@ -96,6 +96,10 @@ class HubState:
     def has(self, sha):
         return (self.root / "blobs" / sha).exists() or sha in self.by_sha
 
+    def size(self, sha):
+        path = self.root / "blobs" / sha
+        return path.stat().st_size if path.exists() else self.by_sha[sha][1]
+
     def blob(self, sha, url):
         """The file of an object; one that came in by Xet is rebuilt once, through our own reconstruction endpoint."""
         path = self.root / "blobs" / sha

@@ -97,7 +97,7 @@ def apply(h, files, key, value):
         sha = value["oid"]
         if not state.has(sha):
             raise HubRefusalError(400, f"LFS pointer of {path} names an object that was not uploaded: {sha}")
-        files[path] = state.put_pointer(sha, value.get("size") or state.blob(sha, h.hub.url).stat().st_size)
+        files[path] = state.put_pointer(sha, value.get("size") or state.size(sha))
     else:  # deletedFile, deletedFolder
         gone = [full for full in files if full == path or full.startswith(path.rstrip("/") + "/")]
         if not gone:
