@@ -62,7 +62,7 @@ class ShardParts:
     def take_up(self, shard: ShardPlan, keys: Iterable[str]) -> set[str]:
         """Return those of `keys` that the part, or the shard under its own name, holds.
 
-        A part of another size is removed: it was laid out by another plan, or the disk has lost its end.
+        A part of another size, or a shard that can't be read, is removed: the disk has lost what was in it.
         """
         part, final = self.path(shard), self._folder.shard(shard.name)
         if part.exists() and part.stat().st_size != shard.size_bytes:
@@ -74,7 +74,8 @@ class ShardParts:
             with self.opened(shard) as file:
                 placed = [placed for placed in shard.samples if placed.key in wanted]
                 return {sample.key for sample in placed if read_meta(file, sample) is not None}
-        except DataError:  # not a shard of ours any more
+        except DataError:
+            final.unlink()
             return set()
 
     def _make(self, shard: ShardPlan, part: Path, final: Path) -> None:

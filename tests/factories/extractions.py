@@ -1,0 +1,82 @@
+"""Extractions of made-up prompts by the fake engine, in one step or two, as `extract` and `pack` put them together."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from eaglehs.builder.assemble import check_dumps
+from eaglehs.builder.pack import PackSettings, pack_run
+from eaglehs.builder.plan import DatasetLayout
+from eaglehs.extraction.client import Client, ClientSettings, Outcome
+from eaglehs.extraction.run_store import open_store
+from eaglehs.schemas.manifest import DatasetFolder
+from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.prompt import Prompt
+from eaglehs.schemas.run import RunFolder, RunRecord
+
+from eaglehs.packing_keeper import PackOptions, open_packing
+from tests.factories.records import engine_facts, model_facts, prompt_facts, run_record
+from tests.fakes.engine import FakeEngine
+
+LAYOUT = DatasetLayout(layers=(1, 2), hidden_size=32)
+
+
+def record_of(prompts: Sequence[Prompt], options: PackOptions | None = None) -> RunRecord:
+    """Return run.json of an extraction of `prompts` by the fake engine."""
+    facts = prompt_facts(
+        num_prompts=len(prompts),
+        num_tokens=sum(prompt.num_tokens for prompt in prompts),
+        num_trainable=sum(int(sum(prompt.loss_mask)) for prompt in prompts),
+    )
+    return run_record(
+        layers=LAYOUT.layers,
+        model=model_facts(hidden_size=LAYOUT.hidden_size, vocab_size=500),
+        engine=engine_facts(name="fake"),
+        prompts=facts,
+        packing=options.packing if options else None,
+    )
+
+
+def extract_one_step(
+    run: Path, prompts: Sequence[Prompt], engine: FakeEngine, options: PackOptions, **settings: object
+) -> Outcome:
+    """Run one start of `extract --pack` to its end."""
+    run.mkdir(exist_ok=True)
+    store = open_store(RunFolder(run), record_of(prompts, options), prompts)
+    with open_packing(store, options, Silent()) as (keeper, packed):
+        store.repair(packed)
+        pending = store.pending(prompts)
+        outcome = Outcome(num_done=0, num_tokens=0, failures=())
+        if pending:
+            keeper.begin()
+            store.begin(engine.facts)
+            outcome = _run(engine, keeper, pending, settings)
+        keeper.pack()
+    return outcome
+
+
+def extract_two_steps(
+    run: Path, prompts: Sequence[Prompt], engine: FakeEngine, options: PackOptions, **settings: object
+) -> None:
+    """Run `extract` and then `pack`."""
+    run.mkdir(exist_ok=True)
+    store = open_store(RunFolder(run), record_of(prompts), prompts)
+    store.repair()
+    store.begin(engine.facts)
+    _run(engine, store, store.pending(prompts), settings)
+    pack = PackSettings(shard_size_bytes=options.shard_size_bytes, shuffle_seed=options.shuffle_seed)
+    pack_run(run, options.dataset, pack, Silent())
+
+
+def dataset_bytes(root: Path) -> dict[str, bytes]:
+    """Return the files that make a dataset: shards, index, manifest; whatever else is in `data/` too."""
+    folder = DatasetFolder(root)
+    files = [folder.manifest, folder.index, *folder.data.iterdir()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def _run(engine: FakeEngine, keeper, prompts: Sequence[Prompt], settings: dict[str, object]) -> Outcome:
+    def check(prompt: Prompt, answer):
+        return check_dumps(prompt, answer.dumps, LAYOUT)
+
+    return asyncio.run(Client(engine, keeper, check, ClientSettings(**settings)).run(prompts, Silent()))
