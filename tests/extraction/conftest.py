@@ -26,9 +26,7 @@ class CpuRig:
     folder: Path
     environment: dict[str, str]
 
-    def serve(
-        self, model: Path, *flags: str, capture: CaptureSettings | None
-    ) -> AbstractContextManager[SglangServer]:
+    def serve(self, model: Path, *flags: str, capture: CaptureSettings | None) -> AbstractContextManager[SglangServer]:
         """Return a context in which a server runs; without `capture` the plugin is not even on its path."""
         environment = dict(self.environment)
         if capture is not None:
