@@ -1,0 +1,259 @@
+"""What an extraction will need, reckoned before the engine starts: bytes, shards, room in every folder, time.
+
+tokens x bytes a token -> dumps or shards -> free space, a file system counted once -> refusal with both numbers
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .packing_keeper import PackOptions
+from .schemas.errors import StorageError
+from .schemas.ledger import LedgerEntry, SampleStatus
+from .schemas.manifest import DatasetFolder
+from .schemas.prompt import Prompt
+from .schemas.sizes import format_size
+
+if TYPE_CHECKING:
+    from .builder.plan import DatasetLayout, Plan
+
+PLAIN_SHARD_BYTES = 2_000_000_000
+"""What `pack` takes by default; the number of shards is told by it where no --pack is given."""
+
+
+class NoRoomError(StorageError):
+    """What an extraction will write does not fit."""
+
+    def __init__(self, space: Space) -> None:
+        """Both numbers, and the difference."""
+        self.space = space
+        super().__init__(
+            f"{' and '.join(space.folders)} will need {_bytes(space.needed_bytes)}, "
+            f"{_bytes(space.free_bytes)} are free there: {_bytes(space.needed_bytes - space.free_bytes)} are missing",
+            mend="Free space, give folders on another disk, or take fewer prompts with --limit or shorter ones with "
+            "--max-tokens; --pack needs the space once instead of twice",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """One file system that will be written to."""
+
+    folders: tuple[str, ...]
+    needed_bytes: int
+    """What is still to be written there by this command."""
+
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is still to be done, and whether there is room for it."""
+
+    num_pending: int
+    pending_tokens: int
+    pending_bytes: int
+    """Of rows: states, ids and masks."""
+
+    dataset: str
+    """Empty where the run is not packed while it is extracted."""
+
+    num_shards: int
+    dataset_bytes: int
+    """Of all shards of the whole run, by the plan."""
+
+    spool_bytes: int
+    """Most bytes of dumps under way or waiting to be kept."""
+
+    spaces: tuple[Space, ...]
+    tokens_per_s: float | None
+    """Measured by the last start of this run, or as given; None where neither is."""
+
+    seconds: float | None
+    warnings: tuple[str, ...]
+    faults: tuple[str, ...]
+    """What keeps the extraction from starting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a forecast is made of."""
+
+    prompts: Sequence[Prompt]
+    entries: Mapping[str, LedgerEntry]
+    """Of the run that is there; empty for a new one."""
+
+    layout: DatasetLayout
+    bytes_per_token: int
+    run: Path
+    dump_dirs: tuple[Path, ...]
+    concurrency: int
+    pack: PackOptions | None = None
+    spool_bytes: int | None = None
+    rate: float | None = None
+
+
+def forecast(job: Job) -> Forecast:
+    """Return what the extraction will need.
+
+    Raises:
+        UsageError: the shard size is too large.
+        SampleTooLongError: a prompt is longer than a shard's member may hold.
+    """
+    plan = _plan(job)
+    pending = [prompt for prompt in job.prompts if not _is_done(job.entries.get(prompt.key))]
+    tokens = sum(prompt.num_tokens for prompt in pending)
+    sizes = dump_sizes(job, pending)
+    spool_bytes = _spool_bytes(job, sizes, _kept_bytes(job, plan, sizes))
+    spaces = tuple(_spaces(_needs(job, plan, sizes, spool_bytes)))
+    rate = job.rate or measured_rate(job.entries.values())
+    return Forecast(
+        num_pending=len(pending),
+        pending_tokens=tokens,
+        pending_bytes=tokens * job.bytes_per_token,
+        dataset=str(job.pack.dataset) if job.pack else "",
+        num_shards=len(plan.shards),
+        dataset_bytes=plan.size_bytes,
+        spool_bytes=spool_bytes,
+        spaces=spaces,
+        tokens_per_s=rate,
+        seconds=tokens / rate if rate else None,
+        warnings=tuple(plan.warnings()),
+        faults=tuple(str(fault) for fault in _faults(job, pending, spaces)) if pending else (),
+    )
+
+
+def check_room(job: Job, found: Forecast) -> None:
+    """Refuse what can't fit.
+
+    Raises:
+        NoRoomError, SpoolTooSmallError: with the numbers.
+    """
+    pending = [prompt for prompt in job.prompts if not _is_done(job.entries.get(prompt.key))]
+    for fault in _faults(job, pending, found.spaces) if pending else ():
+        raise fault
+
+
+def measured_rate(entries: Iterable[LedgerEntry]) -> float | None:
+    """Return the tokens a second of the last start of a run, from its ledger; None where it does not tell."""
+    from .extraction.run_store import TRIES_PER_START
+
+    starts: dict[int, list[LedgerEntry]] = {}
+    for entry in entries:
+        if entry.status is SampleStatus.DONE and entry.finished_at:
+            starts.setdefault(entry.attempt // TRIES_PER_START, []).append(entry)
+    for start in sorted(starts, reverse=True):
+        first, *rest = sorted(starts[start], key=lambda entry: entry.finished_at)
+        seconds = rest[-1].finished_at - first.finished_at if rest else 0.0
+        if seconds > 0:
+            return sum(entry.num_tokens for entry in rest) / seconds
+    return None
+
+
+def dump_sizes(job: Job, prompts: Iterable[Prompt]) -> list[int]:
+    """Return the most bytes that each prompt's dumps take."""
+    from .extraction.spool import dump_bytes
+
+    return [dump_bytes(prompt.num_tokens, job.bytes_per_token) for prompt in prompts]
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free space where `folder` is or will be."""
+    return shutil.disk_usage(nearest_folder(folder)).free
+
+
+def nearest_folder(folder: Path) -> Path:
+    """Return `folder` or the closest folder above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+
+
+def _plan(job: Job) -> Plan:
+    from .builder.plan import PlannedSample, plan_dataset
+
+    planned = [PlannedSample(key=p.key, id=p.id, source=p.source, num_tokens=p.num_tokens) for p in job.prompts]
+    shard_size_bytes = job.pack.shard_size_bytes if job.pack else PLAIN_SHARD_BYTES
+    seed = job.pack.shuffle_seed if job.pack else None
+    return plan_dataset(planned, job.layout, shard_size_bytes=shard_size_bytes, shuffle_seed=seed)
+
+
+def _is_done(entry: LedgerEntry | None) -> bool:
+    return entry is not None and entry.status is SampleStatus.DONE
+
+
+def _kept_bytes(job: Job, plan: Plan, sizes: Sequence[int]) -> int:
+    """Return what is still to be written to where samples stay: shards, or dumps in the run."""
+    if job.pack is None:
+        return sum(sizes)
+    from .builder.shard_parts import part_of
+
+    folder = DatasetFolder(job.pack.dataset)
+    paths = (folder.shard(shard.name) for shard in plan.shards)
+    return plan.size_bytes - sum(max(_disk_bytes(path), _disk_bytes(part_of(path))) for path in paths)
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0
+    return min(stat.st_blocks * 512, stat.st_size)  # a part is sparse: what is unwritten takes no room
+
+
+def _spool_bytes(job: Job, sizes: Sequence[int], kept_bytes: int) -> int:
+    """Return the bound of the spool: as given, or from the free space, less what the samples themselves will need."""
+    from .extraction.spool import default_spool_bytes
+
+    if job.spool_bytes is not None:
+        return job.spool_bytes
+    free = min(free_bytes(folder) for folder in job.dump_dirs)
+    bound = default_spool_bytes(sizes, job.concurrency, free)
+    if job.pack is not None and any(_device(folder) == _device(job.pack.dataset) for folder in job.dump_dirs):
+        bound = min(bound, max(free - kept_bytes, max(sizes, default=0)))
+    return bound
+
+
+def _needs(job: Job, plan: Plan, sizes: Sequence[int], spool_bytes: int) -> dict[Path, int]:
+    """Return folder -> bytes that will be written to it."""
+    kept = job.run if job.pack is None else job.pack.dataset
+    needs = {job.run: 0, kept: _kept_bytes(job, plan, sizes)}
+    most = min(max(spool_bytes, max(sizes, default=0)), sum(sizes))
+    for folder in job.dump_dirs:
+        is_moved = job.pack is None and _device(folder) == _device(kept)  # a rename: the same bytes
+        needs[folder] = needs.get(folder, 0) + (0 if is_moved else most)
+    return needs
+
+
+def _spaces(needs: Mapping[Path, int]) -> Iterable[Space]:
+    by_device: dict[int, list[Path]] = {}
+    for folder in needs:
+        by_device.setdefault(_device(folder), []).append(folder)
+    for folders in by_device.values():
+        yield Space(
+            folders=tuple(str(folder) for folder in folders),
+            needed_bytes=sum(needs[folder] for folder in folders),
+            free_bytes=free_bytes(folders[0]),
+        )
+
+
+def _faults(job: Job, pending: Sequence[Prompt], spaces: Iterable[Space]) -> Iterable[StorageError]:
+    from .extraction.spool import SpoolTooSmallError
+
+    size, key = max(zip(dump_sizes(job, pending), (prompt.key for prompt in pending), strict=True))
+    for folder in job.dump_dirs:
+        if size > free_bytes(folder):
+            yield SpoolTooSmallError(key, size, free_bytes(folder), folder)
+    for space in spaces:
+        if space.needed_bytes > space.free_bytes:
+            yield NoRoomError(space)
+
+
+def _device(folder: Path) -> int:
+    return nearest_folder(folder).stat().st_dev
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,} bytes ({format_size(count)})"
