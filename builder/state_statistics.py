@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..schemas.errors import DataError
 from ..schemas.statistics import (
     MASSIVE_RATIO,
     OUTLIER_RATIO,
@@ -33,6 +34,18 @@ _LOWEST_POWER, _HIGHEST_POWER = -12, 40
 _NUM_COSINE_BINS = 2000
 
 Floats = npt.NDArray[np.float64]
+
+
+class NotFiniteError(DataError):
+    """A stored state holds a value that is no number; `pack` refuses such, so the shard was damaged after it."""
+
+    def __init__(self, key: str, state: str, row: int) -> None:
+        """Name the first row that does."""
+        super().__init__(
+            f"row {row} of {state} of sample {key} holds NaN or an infinite value",
+            why="The shard was damaged after it was packed",
+            mend="Run `eaglehs verify` on the dataset, and copy or pack the shard again",
+        )
 
 
 class SpreadTally:
@@ -94,8 +107,14 @@ class StateTally:
         self._num_rows = 0
 
     def update(self, key: str, start: int, values_NH: torch.Tensor) -> Floats:
-        """Take rows `start`.. of the sample `key`, float32; return their norms [N]."""
+        """Take rows `start`.. of the sample `key`, float32; return their norms [N].
+
+        Raises:
+            NotFiniteError: a row holds NaN or an infinite value; no mean over it means anything.
+        """
         norms: Floats = torch.linalg.vector_norm(values_NH, dim=1, dtype=torch.float64).numpy()
+        if not np.isfinite(norms).all():
+            raise NotFiniteError(key, self._name, start + int(np.argmin(np.isfinite(norms))))
         with np.errstate(divide="ignore"):
             powers = np.nan_to_num(np.log10(norms), neginf=_LOWEST_POWER)
         self._norms.add(norms, np.floor((powers - _LOWEST_POWER) * _BINS_PER_DECADE).astype(np.int64))

@@ -5,12 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eaglehs.builder import statistics as module
+from eaglehs.builder.state_statistics import NotFiniteError
 from eaglehs.builder.statistics import MeasureSettings, measure_dataset
 from eaglehs.schemas import codec
 from eaglehs.schemas.errors import UsageError
 from eaglehs.schemas.statistics import DatasetStatistics, position_bins, shards_fingerprint
 
 from tests.factories.datasets import SyntheticDataset, make_dataset
+from tests.factories.readable import make_readable
 
 LENGTHS = (5, 12, 33, 40, 7, 60)
 LAYERS = (2, 5, 9)
@@ -129,3 +131,10 @@ def test_the_record_is_stored_and_read_again_and_names_its_packing(dataset: Synt
 def test_a_folder_without_a_dataset_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match=r"holds no manifest\.json"):
         measure_dataset(tmp_path, MeasureSettings())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_value_that_is_no_number_is_named_and_not_averaged(tmp_path: Path):
+    hostile = make_readable(tmp_path)
+    with pytest.raises(NotFiniteError, match=r"row \d+ of layer_2 of sample p0 holds NaN or an infinite value"):
+        measure_dataset(hostile.root, MeasureSettings())

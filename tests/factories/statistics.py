@@ -1,0 +1,87 @@
+"""Figures of a dataset, for what draws them and needs no shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eaglehs.schemas.statistics import (
+    ChannelStatistics,
+    DatasetStatistics,
+    Histogram,
+    NeighbourStatistics,
+    SampleExcerpt,
+    Spread,
+    StateStatistics,
+    shards_fingerprint,
+)
+
+from tests.factories.manifests import make_manifest
+
+NORMS = {"layer_3": 1.5, "layer_31": 12.25, "layer_59": 80.0, "final": 33.0}
+
+
+def make_statistics(**changes: Any) -> DatasetStatistics:
+    """Return the figures of `make_manifest`'s dataset: three samples, all measured; `changes` replace fields."""
+    fields: dict[str, Any] = {
+        "shards_sha256": shards_fingerprint(make_manifest()),
+        "num_samples": 3,
+        "num_measured": 3,
+        "num_measured_tokens": 42,
+        "lengths": Histogram(edges=(10.0, 12.0, 14.0, 16.0), counts=(0, 2, 1)),
+        "shares": Histogram(edges=(0.0, 0.5, 1.0), counts=(1, 2)),
+        "states": tuple(make_state(name, norm) for name, norm in NORMS.items()),
+        "neighbours": (
+            make_neighbours("layer_3", "layer_31", 0.5),
+            make_neighbours("layer_31", "layer_59", 0.875),
+            make_neighbours("layer_59", "final", 0.25),
+        ),
+    }
+    return DatasetStatistics(**(fields | changes))
+
+
+def make_state(name: str, norm: float, *, ratio: float = 1500.0) -> StateStatistics:
+    """Return a state whose norms lie around `norm`, with one massive channel and one that is none."""
+    channels = (
+        ChannelStatistics(channel=5, mean_magnitude=2.0, max_magnitude=ratio / 10, ratio=ratio, key="p1", row=0),
+        ChannelStatistics(channel=7, mean_magnitude=0.5, max_magnitude=0.75, ratio=7.5, key="p0", row=3),
+    )
+    return StateStatistics(
+        name=name,
+        norms=spread_around(norm),
+        norms_by_position=(norm * 4, norm, norm, 0.0, norm),
+        median_magnitude=0.1,
+        num_outlier_channels=1,
+        num_massive_channels=1,
+        top_channels=channels,
+    )
+
+
+def make_neighbours(first: str, second: str, cosine: float) -> NeighbourStatistics:
+    return NeighbourStatistics(first=first, second=second, cosine=spread_around(cosine, reach=0.1))
+
+
+def spread_around(middle: float, *, reach: float = 0.5) -> Spread:
+    return Spread(
+        lowest=middle * (1 - reach),
+        p5=middle * (1 - reach / 2),
+        p25=middle * (1 - reach / 4),
+        median=middle,
+        p75=middle * (1 + reach / 4),
+        p95=middle * (1 + reach / 2),
+        highest=middle * (1 + reach),
+        mean=middle,
+    )
+
+
+def make_excerpt(key: str = "p0", **changes: Any) -> SampleExcerpt:
+    """Return four tokens of a sample of six, the last two of them trained on."""
+    fields: dict[str, Any] = {
+        "key": key,
+        "id": key,
+        "num_tokens": 6,
+        "num_trainable": 3,
+        "input_ids": (11, 22, 33, 44),
+        "loss_mask": (0, 0, 1, 1),
+        "norms": {name: (norm, norm * 2, norm / 3, norm) for name, norm in NORMS.items()},
+    }
+    return SampleExcerpt(**(fields | changes))
