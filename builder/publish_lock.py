@@ -1,0 +1,44 @@
+"""One publisher a dataset folder, and none while it is packed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..schemas.errors import StorageError, UsageError
+from .pack_state import LOCK_FILENAME
+
+
+@contextmanager
+def publishing(dataset: Path) -> Iterator[None]:
+    """Hold a dataset folder for one publisher; works on a read-only disk, and ends with the process however it ends.
+
+    Raises:
+        UsageError: another process publishes from the folder, or packs into it.
+        StorageError: the folder can't be opened.
+    """
+    try:
+        folder = os.open(dataset, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as fault:
+        raise StorageError(f"{dataset} can't be opened: {fault.strerror}") from None
+    pack: int | None = None
+    try:
+        _hold(folder, fcntl.LOCK_EX, f"another eaglehs is publishing {dataset}")
+        if (dataset / LOCK_FILENAME).exists():
+            pack = os.open(dataset / LOCK_FILENAME, os.O_RDONLY)
+            _hold(pack, fcntl.LOCK_SH, f"an eaglehs is packing into {dataset}")
+        yield
+    finally:
+        for handle in (folder, pack):
+            if handle is not None:
+                os.close(handle)
+
+
+def _hold(handle: int, mode: int, what: str) -> None:
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(what, mend="Wait for it to end; what it has sent is not sent again") from None
