@@ -56,13 +56,16 @@ def find_backbone(model: Any, num_layers: int) -> tuple[nn.Module, nn.ModuleList
 class Taps:
     """Hooks on one model that hold the chosen states of its last forward pass."""
 
-    def __init__(self, model: Any, layers: tuple[int, ...], num_layers: int) -> None:
-        """Hook into the chosen decoder layers and the backbone.
+    def __init__(
+        self, model: Any, layers: tuple[int, ...], num_layers: int, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        """Hook into the chosen decoder layers and the backbone; `dtype` is what their states must be.
 
         Raises:
             UnknownBackboneError: see `find_backbone`.
         """
         self.layers = layers
+        self._dtype = dtype
         self._states: dict[str, Tensor] = {}
         backbone, decoder_layers = find_backbone(model, num_layers)
         for layer in layers:
@@ -73,14 +76,14 @@ class Taps:
         """Return the states of the last forward pass, name -> [T, H] on the CPU, and forget them.
 
         Raises:
-            WrongStateError: a hook did not fire, or a state is not bfloat16.
+            WrongStateError: a hook did not fire, or a state is not of the model's dtype.
         """
         states, self._states = self._states, {}
         for name in (*map(layer_state, self.layers), FINAL):
             if name not in states:
                 raise WrongStateError(f"the model ran without passing {name}", mend="Use --engine sglang for it")
-            if states[name].dtype != torch.bfloat16:
-                raise WrongStateError(f"{name} is {states[name].dtype}, expected torch.bfloat16")
+            if states[name].dtype != self._dtype:
+                raise WrongStateError(f"{name} is {states[name].dtype}, expected {self._dtype}")
         return states
 
     def _keep_input(self, name: str) -> Any:
