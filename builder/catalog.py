@@ -23,16 +23,13 @@ from ..schemas.states import ArraySpec, array_specs
 from .index_store import read_index
 from .plan import DatasetLayout
 from .shard_head import first_meta, scan_shard
+from .shard_source import DatasetMismatchError, check_first_sample
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class MissingShardError(DataError):
     """The manifest lists a shard that is not there, or there is one that it does not list."""
-
-
-class DatasetMismatchError(DataError):
-    """Manifest, index and shards are not of one dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +64,7 @@ def open_catalog(dataset: str | Path) -> Catalog:
     manifest = read_record(Manifest, folder.manifest)
     _check_shards(folder, manifest)
     rows = tuple(read_index(folder.index)) if folder.index.is_file() else _scanned(folder, manifest)
-    _check_rows(rows, manifest, folder)
+    check_rows(rows, manifest, str(folder.root))
     fingerprint = xxhash.xxh3_128_hexdigest(folder.manifest.read_bytes())
     return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint)
 
@@ -78,15 +75,7 @@ def check_shard_is_its_own(path: Path, first: IndexRow) -> None:
     Raises:
         DatasetMismatchError: another key, length or other checksums.
     """
-    meta = first_meta(path)
-    expected = {name: place.xxh3_128 for name, place in first.arrays.items()}
-    if (meta.key, meta.num_tokens, meta.xxh3_128) != (first.key, first.num_tokens, expected):
-        what = f"sample {meta.key}" if meta.key != first.key else f"another extraction of sample {meta.key}"
-        raise DatasetMismatchError(
-            f"{path} begins with {what}, but the index says {first.key} of {first.num_tokens} tokens",
-            why="The shard, or the index, is of another packing",
-            mend="Copy the whole dataset again",
-        )
+    check_first_sample(first_meta(path), first, str(path))
 
 
 def _local_folder(dataset: str | Path) -> Path:
@@ -146,7 +135,12 @@ def _scanned(folder: DatasetFolder, manifest: Manifest) -> tuple[IndexRow, ...]:
     return tuple(row for name in names for row in scan_shard(folder.shard(name), name=name, layout=layout))
 
 
-def _check_rows(rows: Sequence[IndexRow], manifest: Manifest, folder: DatasetFolder) -> None:
+def check_rows(rows: Sequence[IndexRow], manifest: Manifest, where: str) -> None:
+    """Hold the index against the manifest; `where` names the dataset.
+
+    Raises:
+        DatasetMismatchError: they do not belong together.
+    """
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         samples, tokens = found.get(row.shard, (0, 0))
@@ -155,7 +149,7 @@ def _check_rows(rows: Sequence[IndexRow], manifest: Manifest, folder: DatasetFol
     for shard in (*expected, *found):
         if found.get(shard) != expected.get(shard):
             raise _mismatch(
-                folder,
+                where,
                 f"{shard} has {_counts(found.get(shard))} in the index, {_counts(expected.get(shard))} in the manifest",
             )
     sizes = {entry.name: entry.size_bytes for entry in manifest.shards}
@@ -163,32 +157,32 @@ def _check_rows(rows: Sequence[IndexRow], manifest: Manifest, folder: DatasetFol
     seen: set[str] = set()
     for row in rows:
         if row.key in seen:
-            raise _mismatch(folder, f"sample {row.key} stands twice in the index")
+            raise _mismatch(where, f"sample {row.key} stands twice in the index")
         seen.add(row.key)
-        _check_row(row, specs, sizes[row.shard], folder)
+        _check_row(row, specs, sizes[row.shard], where)
 
 
-def _check_row(row: IndexRow, specs: Sequence[ArraySpec], shard_bytes: int, folder: DatasetFolder) -> None:
+def _check_row(row: IndexRow, specs: Sequence[ArraySpec], shard_bytes: int, where: str) -> None:
     names = [spec.name for spec in specs]
     if list(row.arrays) != names:
         raise _mismatch(
-            folder, f"sample {row.key} has {', '.join(row.arrays)} in its shard, the manifest says {', '.join(names)}"
+            where, f"sample {row.key} has {', '.join(row.arrays)} in its shard, the manifest says {', '.join(names)}"
         )
     for spec in specs:
         place = row.arrays[spec.name]
         if row.num_tokens < 1 or place.length != row.num_tokens * spec.row_bytes:
             raise _mismatch(
-                folder,
+                where,
                 f"{spec.name} of sample {row.key} has {place.length} bytes for {row.num_tokens} tokens, "
                 f"{spec.row_bytes} a token by the manifest",
             )
         if place.offset < 0 or place.offset % 64 or place.offset + place.length > shard_bytes:
-            raise _mismatch(folder, f"{spec.name} of sample {row.key} at byte {place.offset} of {row.shard} can't be")
+            raise _mismatch(where, f"{spec.name} of sample {row.key} at byte {place.offset} of {row.shard} can't be")
 
 
-def _mismatch(folder: DatasetFolder, what: str) -> DatasetMismatchError:
+def _mismatch(where: str, what: str) -> DatasetMismatchError:
     return DatasetMismatchError(
-        f"{folder.root}: {what}",
+        f"{where}: {what}",
         why="Manifest, index and shards are not of one dataset",
         mend="Copy the whole dataset again",
     )

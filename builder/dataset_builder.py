@@ -22,7 +22,7 @@ import torch
 from ..schemas.errors import DataError, UsageError
 from ..schemas.states import is_state_name
 from .decode import DecodedSample, column_of, decode
-from .sample_map import choose_arrays
+from .sample_reads import choose_arrays
 from .shard_samples import local_layout, local_samples
 
 

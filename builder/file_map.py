@@ -8,6 +8,7 @@ changes this process's copy of the page, never the file, and torch sees writable
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -26,11 +27,16 @@ _libc.mmap.argtypes = (
     ctypes.c_int64,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
 _FLAGS = mmap.MAP_PRIVATE | _NORESERVE
 """No reserve: pages that nobody writes to cost no swap, so they are not counted as if they did."""
+_POPULATE_READ, _WILLNEED = 22, 3
+"""madvise: make pages present (Linux 5.14); begin to read them, for older kernels."""
+
+_HWPOISON = 133  # Linux; Python does not name it
 
 
 class ShardCutError(DataError):
@@ -61,6 +67,25 @@ def map_range(path: Path, offset: int, length: int) -> tuple[memoryview, int]:
     # The array, not the view, is what a tensor holds on to. At exit the kernel unmaps; a tensor may live until then.
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
     return memoryview(memory), offset - start
+
+
+def map_populate(address: int, length: int, path: Path) -> None:
+    """Make `length` bytes of a mapping of `path` present, in whole pages; other threads run meanwhile.
+
+    Raises:
+        ShardCutError: the file was cut after it was mapped; touching the pages would kill the process.
+        StorageError: the disk can't give the bytes.
+    """
+    start = address - address % mmap.PAGESIZE
+    size = address - start + length
+    if _libc.madvise(start, size, _POPULATE_READ) == 0:
+        return
+    fault = ctypes.get_errno()
+    if fault == errno.EFAULT:
+        raise ShardCutError(f"{path}: it was cut while it was being read", mend="Copy the shard again")
+    if fault in (errno.EIO, _HWPOISON):
+        raise StorageError(f"{path}: {length} bytes can't be read ({os.strerror(fault)})")
+    _libc.madvise(start, size, _WILLNEED)
 
 
 def open_to_read(path: Path) -> int:

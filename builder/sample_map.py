@@ -12,57 +12,19 @@ Shape legend: T tokens, H hidden width.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch.utils.data import get_worker_info
 
-from ..schemas.errors import StorageError, UsageError
+from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sizes import format_size
-from ..schemas.states import INPUT_IDS, LOSS_MASK, state_names
 from .file_map import check_holds, map_range, open_to_read
-from .tar_header import pad_to
+from .sample_reads import SampleReads, Span, plan_reads
 
-_DTYPES = {INPUT_IDS: torch.int32, LOSS_MASK: torch.uint8}
-_ALIGNMENT = 64
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch's workers put tensors; nothing is written there by us
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extent:
-    """The wanted rows of one array: where they lie in the shard."""
-
-    name: str
-    offset: int
-    length: int
-    T: int
-
-    def tensor(self, memory: memoryview | torch.Tensor, start: int) -> torch.Tensor:
-        """Return the rows, which begin at byte `start` of `memory`: [T] for ids and mask, else [T, H]."""
-        dtype = _DTYPES.get(self.name, torch.bfloat16)
-        if isinstance(memory, torch.Tensor):
-            flat = memory[start : start + self.length].view(dtype)
-        else:
-            flat = torch.frombuffer(memory, dtype=dtype, count=self.length // dtype.itemsize, offset=start)
-        return flat if self.name in _DTYPES else flat.view(self.T, -1)
-
-
-def choose_arrays(states: Sequence[str] | None, layers: Iterable[int]) -> tuple[str, ...]:
-    """Return the arrays to read, in file order: ids, mask, and the states asked for; None asks for all.
-
-    Raises:
-        UsageError: a state that the dataset does not have.
-    """
-    known = state_names(layers)
-    if isinstance(states, str):
-        raise UsageError(f"states is {states!r}", mend=f"Give a list: states=[{states!r}]")
-    for name in states or ():
-        if name not in known:
-            raise UsageError(f"there is no state {name!r} in the dataset; it has {', '.join(known)}")
-    return (INPUT_IDS, LOSS_MASK, *(name for name in known if states is None or name in states))
 
 
 def load_sample(
@@ -75,8 +37,7 @@ def load_sample(
     """
     if get_worker_info() is None:
         return map_sample(path, row, arrays, max_tokens=max_tokens)
-    extents = _extents(row, arrays, max_tokens)
-    check_shared_memory(sum(extent.length for extent in extents), _SHARED_MEMORY)
+    check_shared_memory(plan_reads(row, arrays, max_tokens).block_bytes)
     return read_sample(path, row, arrays, max_tokens=max_tokens)
 
 
@@ -92,11 +53,15 @@ def map_sample(
         ShardCutError: the shard ends before the arrays do.
         StorageError: it can't be opened or mapped.
     """
-    extents = list(_extents(row, arrays, max_tokens))
-    begin = min(extent.offset for extent in extents)
-    end = max(extent.offset + extent.length for extent in extents)
-    memory, shift = map_range(path, begin, end - begin)
-    return {extent.name: extent.tensor(memory, extent.offset - begin + shift) for extent in extents}
+    reads = plan_reads(row, arrays, max_tokens, gap_bytes=row.arrays[arrays[-1]].offset)
+    return reads.tensors(map_block(path, reads))
+
+
+def map_block(path: Path, reads: SampleReads) -> torch.Tensor:
+    """Return the block of `reads`, planned as a single span, as a view of the file, uint8; errors as `map_sample`."""
+    (span,) = reads.spans
+    memory, shift = map_range(path, span.offset, span.length)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=span.length, offset=shift)
 
 
 def read_sample(
@@ -108,22 +73,29 @@ def read_sample(
         ShardCutError: the shard ends before the arrays do.
         StorageError: it can't be opened.
     """
-    extents = list(_extents(row, arrays, max_tokens))
-    block = torch.empty(sum(pad_to(extent.length, _ALIGNMENT) for extent in extents), dtype=torch.uint8)
-    tensors, start = {}, 0
+    reads = plan_reads(row, arrays, max_tokens)
+    block = torch.empty(reads.block_bytes, dtype=torch.uint8)
+    read_block(path, reads.spans, block)
+    return reads.tensors(block, shares_storage=True)
+
+
+def read_block(path: Path, spans: Iterable[Span], block: torch.Tensor) -> None:
+    """Read `spans` of the shard `path` to their places in `block`, uint8.
+
+    Raises:
+        ShardCutError: the shard ends before they do.
+        StorageError: it can't be opened.
+    """
     handle = open_to_read(path)
     try:
-        check_holds(handle, path, max(extent.offset + extent.length for extent in extents))
-        for extent in extents:
-            _read_into(handle, block[start : start + extent.length], extent.offset)
-            tensors[extent.name] = extent.tensor(block, start)
-            start += pad_to(extent.length, _ALIGNMENT)
+        for span in spans:
+            check_holds(handle, path, span.offset + span.length)
+            _read_into(handle, block[span.start : span.start + span.length], span.offset)
     finally:
         os.close(handle)
-    return tensors
 
 
-def check_shared_memory(needed_bytes: int, folder: Path) -> None:
+def check_shared_memory(needed_bytes: int, folder: Path = _SHARED_MEMORY) -> None:
     """Refuse to hand a sample from a worker to the loop where it does not fit: torch would die of a bus error.
 
     Raises:
@@ -141,13 +113,6 @@ def check_shared_memory(needed_bytes: int, folder: Path) -> None:
             why="DataLoader workers hand tensors to the training loop through shared memory",
             mend="Use num_workers=0, which is the fastest way here; or enlarge it: docker run --shm-size=16g",
         )
-
-
-def _extents(row: IndexRow, arrays: Sequence[str], max_tokens: int | None) -> Iterator[_Extent]:
-    T = row.num_tokens if max_tokens is None else min(row.num_tokens, max_tokens)
-    for name in arrays:
-        place = row.arrays[name]
-        yield _Extent(name=name, offset=place.offset, length=place.length // row.num_tokens * T, T=T)
 
 
 def _read_into(handle: int, target: torch.Tensor, offset: int) -> None:

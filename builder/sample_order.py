@@ -1,13 +1,16 @@
 """Which samples a reader sees and in which order: a pure function of the seed, the epoch, the rank and the worker.
 
 epoch_order     all samples, shuffled by seed and epoch alone
-rank_part       every world_size-th of them, so that ranks read one common order in turn
+rank_part       of every world_size samples in turn, one: ranks stay in step in one common order, and who gets which is
+                chosen so that all see about as many tokens
 worker_part     of what is left of the rank's part, every num_workers-th: a DataLoader asks its workers in turn, so the
 order that the training loop sees is the rank's, whatever the number of workers
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +28,15 @@ every rank has as many. With the last two all ranks end together, so that no col
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Which part of the samples is whose."""
+
+    rank: int
+    world_size: int
+    remainder: Remainder
+
+
 def epoch_order(num_samples: int, seed: int | None, epoch: int) -> Order:
     """Return all samples in the order of an epoch: as packed without a seed, else a permutation.
 
@@ -37,22 +49,46 @@ def epoch_order(num_samples: int, seed: int | None, epoch: int) -> Order:
     return np.argsort(ranks, kind="stable")
 
 
-def rank_part(order: Order, rank: int, world_size: int, remainder: Remainder) -> Order:
-    """Return the samples of one rank.
+def rank_part(order: Order, num_tokens: Sequence[int] | Order, ranks: Ranks) -> Order:
+    """Return the samples of one rank; `num_tokens` are those of each sample, in shard order.
+
+    Of each round of world_size samples every rank gets one, the longest the rank that has seen the fewest tokens so
+    far, so that the sums of two ranks never differ by more than the longest sample. Those that
+    are left in the last round go to the lowest ranks: a rank has as many samples in every epoch.
 
     Raises:
         UsageError: with `drop`, fewer samples than ranks.
     """
-    if remainder == "repeat":
+    world_size = ranks.world_size
+    if ranks.remainder == "repeat":
         order = np.resize(order, -(-len(order) // world_size) * world_size)
-    elif remainder == "drop":
+    elif ranks.remainder == "drop":
         if len(order) < world_size:
             raise UsageError(
                 f"{len(order)} samples for {world_size} ranks: remainder='drop' would drop them all",
                 mend="Use remainder='repeat'",
             )
         order = order[: len(order) - len(order) % world_size]
-    return order[rank::world_size]
+    if world_size == 1:
+        return order
+    whole = len(order) - len(order) % world_size
+    part = _balanced(order[:whole], np.asarray(num_tokens, dtype=np.int64), ranks)
+    left = order[whole:]
+    return np.append(part, left[ranks.rank]) if ranks.rank < len(left) else part
+
+
+def _balanced(order: Order, num_tokens: Order, ranks: Ranks) -> Order:
+    """Return one sample of each round; ties go to the lower rank and the earlier sample, as on every other rank."""
+    rounds = order.reshape(-1, ranks.world_size)
+    tokens = num_tokens[rounds]
+    longest_first = np.argsort(-tokens, axis=1, kind="stable")
+    seen = np.zeros(ranks.world_size, dtype=np.int64)
+    chosen = np.empty(len(rounds), dtype=np.int64)
+    for number, places in enumerate(longest_first):
+        fewest_first = np.argsort(seen, kind="stable")
+        seen[fewest_first] += tokens[number, places]
+        chosen[number] = places[np.flatnonzero(fewest_first == ranks.rank)[0]]
+    return rounds[np.arange(len(rounds)), chosen]
 
 
 def worker_part(part: Order, worker: int, num_workers: int) -> Order:

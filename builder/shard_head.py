@@ -50,7 +50,7 @@ def first_meta(path: Path) -> SampleMeta:
         StorageError: it can't be opened.
     """
     with opened(path) as shard:
-        return _first_meta(shard)
+        return first_meta_of(shard)
 
 
 def layout_of(path: Path) -> DatasetLayout:
@@ -62,7 +62,7 @@ def layout_of(path: Path) -> DatasetLayout:
         StorageError: it can't be opened.
     """
     with opened(path) as shard:
-        meta = _first_meta(shard)
+        meta = first_meta_of(shard)
         own = takewhile(lambda member: member.key == meta.key, read_members(shard))
         final = next((member for member in own if member.column == _FINAL_COLUMN), None)
         if final is None:
@@ -87,7 +87,8 @@ def opened(path: Path) -> Iterator[OpenShard]:
         os.close(handle)
 
 
-def _first_meta(shard: OpenShard) -> SampleMeta:
+def first_meta_of(shard: OpenShard) -> SampleMeta:
+    """Return the `meta.json` of the first sample of an open shard; errors as `first_meta`."""
     first = next(read_members(shard), None)
     if first is None or first.column != META_MEMBER or first.size > _MAX_META_BYTES:
         found = "holds no member" if first is None else f"begins with {first.name} ({first.size} bytes)"

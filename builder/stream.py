@@ -1,46 +1,39 @@
-"""A packed dataset as a torch `IterableDataset`: memory-mapped, shuffled, split, resumable, no byte read in vain.
+"""A packed dataset as a torch `IterableDataset`: read ahead, shuffled, split, resumable, no byte read in vain.
 
     for sample in eaglehs.stream("dataset", states=["layer_3", "final"], shuffle_seed=0): ...
+    for sample in eaglehs.stream("org/name", revision="main"): ...
 
 The index says where every array lies, so any sample can be had in any order at the same cost: a shuffle needs no
 buffer, a rank reads only its own samples, resuming reads nothing twice. One process without workers is the fastest
-way: samples are views of the mapped file. DataLoader workers work, and copy each sample through shared memory.
+way: threads read ahead of the loop, and samples are views of what they read. DataLoader workers work, and copy each
+sample through shared memory.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..schemas import codec
 from ..schemas.errors import UsageError
-from ..schemas.index import IndexRow
 from ..schemas.manifest import Manifest
-from .catalog import Catalog, check_shard_is_its_own, open_catalog
 from .decode import DecodedSample
-from .sample_map import choose_arrays, load_sample
+from .opened import OpenedDataset, RemoteOptions, open_dataset
 from .sample_order import Order, Remainder, epoch_order, rank_part, worker_part
+from .sample_reads import choose_arrays
+from .stream_options import Reading, Selection, Staging, check_numbers, choose_ranks, choose_reading
+from .stream_reader import SampleReader
 from .stream_state import Pass, SharedCursor, StreamState, check_same_stream
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """What a stream gives out, checked."""
-
-    arrays: tuple[str, ...]
-    max_tokens: int | None
-    shuffle_seed: int | None
-    rank: int
-    world_size: int
-    remainder: Remainder
+if TYPE_CHECKING:
+    import datasets
 
 
 def stream(  # noqa: PLR0913 - the one call of a training script; a record would only be in its way
@@ -53,11 +46,19 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
     rank: int | None = None,
     world_size: int | None = None,
     remainder: Remainder = "keep",
+    staging: Staging = "auto",
+    prefetch_bytes: int | str = "1GB",
+    verify: bool | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+    connections: int = 16,
+    cache_dir: str | Path | None = None,
 ) -> HiddenStateStream:
-    """Open a packed dataset in a local folder for reading.
+    """Open a packed dataset for reading.
 
     Args:
-        dataset: the folder that `eaglehs pack` wrote.
+        dataset: the folder that `eaglehs pack` wrote; `org/name` or `hf://datasets/org/name[@revision]` on the Hub;
+            `https://host/path`; or any URL that fsspec knows, such as `s3://bucket/path`.
         states: which states to read, such as `["layer_3", "final"]`; None for all. Ids and mask always come. Bytes of
             other states are not touched.
         max_tokens: longer samples lose their tail, unread, in all arrays alike.
@@ -67,49 +68,56 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         rank: which part of the samples this process reads, of `world_size`. None takes both from torch.distributed if
             it is initialised, else from the variables RANK and WORLD_SIZE, else 0 of 1. Processes that share one
             model (tensor parallel) must give the rank of their group, to see the same samples.
-        world_size: see `rank`.
+        world_size: see `rank`. Ranks see about as many tokens each (builder/sample_order.py).
         remainder: `keep` gives each sample once, so that some ranks may see one more; `drop` and `repeat` let all
-            ranks end together (see builder/sample_order.py).
+            ranks end together.
+        staging: where samples lie: see builder/stream_options.py. The default fits.
+        prefetch_bytes: how much is read ahead of the loop, as bytes or `"1GB"`.
+        verify: hold each array that is read whole against its checksum. None does so for remote datasets.
+        device: a GPU to which samples are copied, on a stream of their own, while the loop computes.
+        revision: branch, tag or commit of a dataset on the Hub; it is looked up once, when the stream is opened.
+        connections: how many ranges of a remote dataset are asked for at a time.
+        cache_dir: keep whole shards of a remote dataset in this folder; later passes read them from there.
 
     Raises:
         UsageError: an option can't be; or no packed dataset is there.
         DataError: manifest, index and shards are damaged or do not belong together; each fault has its class in
             builder/catalog.py.
+        StorageError: a server or the Hub does not answer, or refuses.
     """
-    catalog = open_catalog(dataset)
-    rank, world_size = _world(rank, world_size)
-    for name, value, least in (("max_tokens", max_tokens, 1), ("shuffle_seed", shuffle_seed, 0), ("epoch", epoch, 0)):
-        if value is not None and value < least:
-            raise UsageError(f"{name} is {value}", mend=f"Give {least} or more")
-    if remainder not in ("keep", "drop", "repeat"):
-        raise UsageError(f"remainder is {remainder!r}", mend="Give 'keep', 'drop' or 'repeat'")
-    options = StreamOptions(
-        arrays=choose_arrays(states, catalog.manifest.layers),
+    check_numbers(max_tokens=(max_tokens, 1), shuffle_seed=(shuffle_seed, 0), epoch=(epoch, 0))
+    check_numbers(connections=(connections, 1))
+    ranks = choose_ranks(rank, world_size, remainder)
+    cache = None if cache_dir is None else Path(cache_dir)
+    remote = RemoteOptions(revision=revision, connections=connections, cache_dir=cache)
+    opened = open_dataset(dataset, remote)
+    selection = Selection(
+        arrays=choose_arrays(states, opened.catalog.manifest.layers),
         max_tokens=max_tokens,
         shuffle_seed=shuffle_seed,
-        rank=rank,
-        world_size=world_size,
-        remainder=remainder,
+        ranks=ranks,
     )
-    return HiddenStateStream(catalog, options, epoch)
+    reading = choose_reading(staging, prefetch_bytes, verify=verify, device=device, is_remote=opened.is_remote)
+    return HiddenStateStream(opened, selection, reading, epoch)
 
 
 class HiddenStateStream(IterableDataset[DecodedSample]):
     """Samples as `eaglehs.decode` gives them: `key`, `input_ids` int32 [T], `loss_mask` uint8 [T], states bf16 [T, H].
 
-    Tensors are views of the mapped shard and stay valid for as long as they are held; `clone` what is to be saved.
+    Tensors are views of the mapped shard, or of memory that is read into again once nothing refers to it: they stay
+    valid for as long as they are held, and what the loop holds on to is memory that it has to pay for.
     With `DataLoader` use `batch_size=None`, or any batch size with `collate_fn=eaglehs.collate`.
     """
 
-    def __init__(self, catalog: Catalog, options: StreamOptions, epoch: int) -> None:
+    def __init__(self, opened: OpenedDataset, selection: Selection, reading: Reading, epoch: int) -> None:
         """Use `stream`, which checks the options."""
-        self._catalog = catalog
-        self._options = options
+        self._catalog = opened.catalog
+        self._selection = selection
+        self._reader = SampleReader(opened, selection, reading)
         self._cursor = SharedCursor(epoch)
         self._pass: Pass | None = None
         self._worker_pass: Pass | None = None
-        self._first_rows = {row.shard: row for row in reversed(catalog.rows)}
-        self._checked_shards: set[str] = set()
+        self._parts: dict[int, Order] = {}
         self._part(epoch)  # `drop` with too few samples is refused here, not in the training loop
 
     @property
@@ -132,16 +140,20 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         Raises:
             DatasetMismatchError: a shard was exchanged for one of another packing.
             ShardCutError: a shard was cut since the stream was opened.
-            StorageError: a shard can't be opened; or the workers' shared memory is too small for a sample.
+            FlippedBitsError: an array does not have its checksum, where `verify` is on.
+            StorageError: a shard can't be opened or a server does not answer; or the workers' shared memory is too
+                small for a sample.
         """
         info = get_worker_info()
         worker, num_workers = (None, 1) if info is None else (info.id, info.num_workers)
         self._pass = begun = self._begin(worker)
-        part = worker_part(self._part(begun.epoch)[begun.position :], worker or 0, num_workers)
-        for taken in range(begun.taken, len(part)):
-            sample = self._load(self._catalog.rows[part[taken]])
-            self._pass = replace(begun, taken=taken + 1)
-            yield sample
+        part = worker_part(self._part(begun.epoch)[begun.position :], worker or 0, num_workers)[begun.taken :]
+        rows = (self._catalog.rows[number] for number in part)
+        with closing(self._reader.read(rows, len(part), num_workers=num_workers if info else 0)) as samples:
+            for taken, sample in enumerate(samples, start=begun.taken + 1):
+                self._pass = replace(begun, taken=taken)
+                yield sample
+                del sample  # else its memory would be held while the next is waited for
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read `epoch` from its start; the epoch that a loaded state is in keeps its position.
@@ -198,12 +210,21 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         else:  # the cells are shared: this worker's own position must not reach the others
             self._worker_pass = Pass(epoch=loaded.epoch, position=loaded.position, taken=loaded.taken)
 
+    def to_datasets(self) -> datasets.IterableDataset:
+        """Return the stream as a `datasets.IterableDataset`: the same rows in the same order, bfloat16 left as it is.
+
+        `set_epoch`, `state_dict` and ranks stay this stream's: `datasets`' own would read and throw away.
+        """
+        import datasets
+
+        return datasets.IterableDataset.from_generator(self.__iter__)
+
     def _begin(self, worker: int | None) -> Pass:
         begun = self._cursor.begin(worker)
         resumed, self._worker_pass = self._worker_pass, None
         if resumed is not None:
             return resumed
-        if begun.is_again and self._options.shuffle_seed is not None and not worker:
+        if begun.is_again and self._selection.shuffle_seed is not None and not worker:
             warnings.warn(
                 f"epoch {begun.epoch} is read again, in the same order; call set_epoch before each pass", stacklevel=3
             )
@@ -214,9 +235,9 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         here = self._pass or Pass(epoch=self.epoch, position=self._cursor.position)
         return StreamState(
             dataset=self._catalog.fingerprint,
-            shuffle_seed=self._options.shuffle_seed,
-            world_size=self._options.world_size,
-            remainder=self._options.remainder,
+            shuffle_seed=self._selection.shuffle_seed,
+            world_size=self._selection.ranks.world_size,
+            remainder=self._selection.ranks.remainder,
             epoch=here.epoch,
             position=here.position + (here.taken if info is None else 0),
             worker=None if info is None else info.id,
@@ -225,33 +246,8 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         )
 
     def _part(self, epoch: int) -> Order:
-        options = self._options
-        order = epoch_order(len(self._catalog.rows), options.shuffle_seed, epoch)
-        return rank_part(order, options.rank, options.world_size, options.remainder)
-
-    def _load(self, row: IndexRow) -> DecodedSample:
-        path, options = self._catalog.shard_path(row), self._options
-        if row.shard not in self._checked_shards:
-            check_shard_is_its_own(path, self._first_rows[row.shard])
-            self._checked_shards.add(row.shard)
-        return {"key": row.key, **load_sample(path, row, options.arrays, max_tokens=options.max_tokens)}
-
-
-def _world(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise UsageError(f"rank is {rank} and world_size {world_size}", mend="Give both or none")
-    if rank is None or world_size is None:
-        rank, world_size = _world_around()
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} is not one of {world_size}, which are 0..{world_size - 1}")
-    return rank, world_size
-
-
-def _world_around() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    names = ("RANK", "WORLD_SIZE")
-    found = [os.environ.get(name, "") for name in names]
-    if all(text.isdecimal() for text in found):
-        return int(found[0]), int(found[1])
-    return 0, 1
+        if epoch not in self._parts:
+            order = epoch_order(len(self._catalog.rows), self._selection.shuffle_seed, epoch)
+            num_tokens = [row.num_tokens for row in self._catalog.rows]
+            self._parts = {epoch: rank_part(order, num_tokens, self._selection.ranks)}
+        return self._parts[epoch]

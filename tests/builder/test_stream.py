@@ -155,13 +155,11 @@ def test_ranks_share_the_samples_without_overlap(dataset: SyntheticDataset, num_
     assert sorted(key for part in parts for key in part) == sorted(dataset.keys)
 
 
-def test_ranks_take_turns_in_one_common_order(dataset: SyntheticDataset):
+def test_ranks_stay_in_step_in_one_common_order(dataset: SyntheticDataset):
     whole = keys_of(stream(dataset.root, shuffle_seed=3))
-    assert [keys_of(stream(dataset.root, shuffle_seed=3, rank=rank, world_size=3)) for rank in range(3)] == [
-        whole[0::3],
-        whole[1::3],
-        whole[2::3],
-    ]
+    ranks = [keys_of(stream(dataset.root, shuffle_seed=3, rank=rank, world_size=3)) for rank in range(3)]
+    for step, together in enumerate(zip(*ranks, strict=False)):
+        assert sorted(together) == sorted(whole[3 * step : 3 * step + 3])
 
 
 @pytest.mark.parametrize(("remainder", "lengths"), [("keep", [3, 3, 2]), ("drop", [2, 2, 2]), ("repeat", [3, 3, 3])])
@@ -173,7 +171,8 @@ def test_ranks_end_together_where_that_is_asked_for(dataset: SyntheticDataset, r
 def test_rank_and_world_size_come_from_the_launchers_variables(dataset: SyntheticDataset, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert keys_of(stream(dataset.root)) == dataset.keys[1::2]
+    assert keys_of(stream(dataset.root)) == keys_of(stream(dataset.root, rank=1, world_size=2))
+    assert len(stream(dataset.root)) == 4
     assert keys_of(stream(dataset.root, rank=0, world_size=1)) == dataset.keys
 
 
@@ -199,16 +198,10 @@ print(",".join(keys))
         for rank in range(2)
     ]
     outputs = [process.communicate(timeout=60)[0].strip().splitlines()[-1].split(",") for process in ranks]
-    assert outputs == [["p0", "p2", "p4"], ["p1", "p3", "p0"]]
+    assert outputs == [["p1", "p2", "p4"], ["p0", "p3", "p0"]]
 
 
 # ------------------------------------------------------------------ faults
-
-
-@pytest.mark.parametrize("source", ["org/name", "hf://datasets/org/name", "s3://bucket/name"])
-def test_a_remote_dataset_points_to_what_reads_it_now(source: str):
-    with pytest.raises(UsageError, match=r"local datasets only.*load_dataset\("):
-        stream(source)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +215,11 @@ def test_a_remote_dataset_points_to_what_reads_it_now(source: str):
         ({"rank": 1}, "Give both or none"),
         ({"rank": 2, "world_size": 2}, "rank 2 is not one of 2"),
         ({"remainder": "pad"}, "remainder is 'pad'"),
+        ({"staging": "ring"}, "staging is 'ring'"),
+        ({"prefetch_bytes": 0}, "prefetch_bytes is 0"),
+        ({"prefetch_bytes": "much"}, "'much' is not a size"),
+        ({"connections": 0}, "connections is 0"),
+        ({"revision": "main"}, "which is a local folder"),
         ({"rank": 0, "world_size": 9, "remainder": "drop"}, "8 samples for 9 ranks"),
     ],
 )

@@ -1,0 +1,224 @@
+"""Ranges of files on an HTTP server, into memory: redirects, retries, resets in the middle of a body.
+
+A range goes on where it broke off. Where a file is redirected to (the Hub hands out signed addresses of a store) is
+kept for the ranges that follow, and asked for anew when it has expired; a token never follows to another host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from urllib.parse import urljoin
+
+from ..schemas.errors import StorageError
+from .http_connection import Connections, origin_of, shown
+from .retries import Patience, RetryPolicy
+from .shard_source import DatasetMismatchError
+
+_SLICE_BYTES = 1024 * 1024
+"""What a reset can lose at most."""
+
+_MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+"""Answers that may be another one in a while."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+class RemoteReadError(StorageError):
+    """A range of a remote file can't be had."""
+
+    def __init__(self, url: str, place: str, what: str, *, mend: str = "") -> None:
+        """`place` names the range."""
+        self.url = shown(url)
+        super().__init__(f"{self.url}, {place}: {what}", mend=mend)
+
+
+class RemoteMissingError(StorageError):
+    """The server has no such file, or does not show it to us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """A file on a server."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent to the server of `url` alone."""
+
+    size_bytes: int | None = None
+    """What the manifest says; None where it is not known."""
+
+
+class _TryAgainError(Exception):
+    """The same request may work later."""
+
+    def __init__(self, what: str, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(what)
+
+
+class RangeClient:
+    """Reads ranges, from any number of threads."""
+
+    def __init__(self, policy: RetryPolicy | None = None) -> None:
+        """Connect to nothing yet."""
+        self._policy = policy or RetryPolicy()
+        self._connections = Connections(self._policy.timeout_s)
+        self._moved: dict[str, str] = {}
+        """URL -> where it is redirected to."""
+        self._is_closed = threading.Event()
+
+    def read_into(self, file: RemoteFile, offset: int, target: memoryview) -> None:
+        """Fill `target` from byte `offset` of the file.
+
+        Raises:
+            RemoteMissingError: there is no such file, or it is not for us.
+            DatasetMismatchError: its size is not the manifest's.
+            RemoteReadError: the server refuses, or fails again and again.
+        """
+        patience = Patience(self._policy, self._is_closed)
+        done = 0
+        while done < len(target):
+            try:
+                for part in self._body(file, offset + done, target[done:]):
+                    done += part
+                    patience.note_progress()
+            except (_TryAgainError, OSError, http.client.HTTPException) as fault:
+                self._connections.drop(self._moved.get(file.url, file.url))
+                is_final = isinstance(fault, ssl.SSLCertVerificationError)
+                if is_final or not patience.wait(getattr(fault, "retry_after_s", None)):
+                    place = f"bytes {offset} to {offset + len(target)}"
+                    what = f"{_reason(fault)}, after {done} bytes" + (
+                        "" if is_final else f" and {patience.failures} tries in a row"
+                    )
+                    raise RemoteReadError(
+                        file.url, place, what, mend="Go on from the stream's state_dict once the server answers"
+                    ) from None
+
+    def fetch(self, file: RemoteFile) -> bytes:
+        """Return a small file whole; errors as `read_into`."""
+        patience = Patience(self._policy, self._is_closed)
+        while True:
+            try:
+                response = self._answer(file, {})
+                content = response.read()
+                self._check_whole(response, content)
+            except (_TryAgainError, OSError, http.client.HTTPException) as fault:
+                self._connections.drop(self._moved.get(file.url, file.url))
+                is_final = isinstance(fault, ssl.SSLCertVerificationError)
+                if is_final or not patience.wait(getattr(fault, "retry_after_s", None)):
+                    raise RemoteReadError(file.url, "the whole file", _reason(fault)) from None
+            else:
+                return content
+
+    def close(self) -> None:
+        """Cut what is under way."""
+        self._is_closed.set()
+        self._connections.close()
+
+    def _check_whole(self, response: http.client.HTTPResponse, content: bytes) -> None:
+        said = response.headers.get("Content-Length")
+        if said is not None and len(content) != int(said):
+            raise _TryAgainError(f"the connection closed after {len(content)} of {said} bytes")
+
+    def _body(self, file: RemoteFile, offset: int, target: memoryview):  # type: ignore[no-untyped-def]
+        response = self._answer(file, {"Range": f"bytes={offset}-{offset + len(target) - 1}"})
+        self._check_range(file, response, offset, len(target))
+        done = 0
+        while done < len(target):
+            part = response.readinto(target[done : done + _SLICE_BYTES])
+            if part == 0:
+                raise _TryAgainError("the connection closed in the middle of the range")
+            done += part
+            yield part
+        response.read()  # ends the body, so that the connection can be used again
+
+    def _answer(self, file: RemoteFile, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """Return a response of 200 or 206."""
+        url = self._moved.get(file.url, file.url)
+        for _ in range(_MAX_REDIRECTS):
+            own = file.headers if origin_of(url) == origin_of(file.url) else {}
+            response = self._connections.get(url, {"Accept-Encoding": "identity", **own, **headers})
+            if response.status in (200, 206):
+                return response
+            location = response.headers.get("Location")
+            if response.status in _REDIRECTS and location:
+                response.read()
+                url = self._moved[file.url] = urljoin(url, location)
+                continue
+            self._connections.drop(url)
+            self._refuse(file, url, response)
+        raise RemoteReadError(file.url, "any range", f"redirected more than {_MAX_REDIRECTS} times")
+
+    def _refuse(self, file: RemoteFile, url: str, response: http.client.HTTPResponse) -> None:
+        """Raise what an answer means."""
+        status = response.status
+        said = f"the server answers {status} {response.reason}".rstrip()
+        if status in _PASSING:
+            raise _TryAgainError(said, _retry_after_s(response))
+        if url != file.url:  # a signed address that has expired, most likely
+            self._moved.pop(file.url, None)
+            raise _TryAgainError(f"{said} at {shown(url)}")
+        if status in (401, 403, 404, 410):
+            raise RemoteMissingError(
+                f"{shown(file.url)}: {said}",
+                why="There is no such file, or it is not for this account",
+                mend="Check the name; for a private dataset on the Hub set HF_TOKEN or run `hf auth login`",
+            )
+        if status == 416:
+            raise _wrong_size(file, response.headers.get("Content-Range", "").rpartition("/")[2] or "fewer")
+        raise RemoteReadError(file.url, "a range", said)
+
+    def _check_range(self, file: RemoteFile, response: http.client.HTTPResponse, offset: int, length: int) -> None:
+        if response.status == 200:
+            if offset == 0 and response.headers.get("Content-Length") == str(length):
+                return
+            self._connections.drop(self._moved.get(file.url, file.url))
+            raise RemoteReadError(
+                file.url,
+                f"bytes {offset} to {offset + length}",
+                "the server gives whole files and no ranges",
+                mend="Copy the dataset to a local folder, or to a server that knows Range requests",
+            )
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+        if match is None:
+            raise RemoteReadError(file.url, "a range", "206 without a Content-Range")
+        if match[3] != "*" and file.size_bytes is not None and int(match[3]) != file.size_bytes:
+            self._connections.drop(self._moved.get(file.url, file.url))
+            raise _wrong_size(file, match[3])
+        if (int(match[1]), int(match[2])) != (offset, offset + length - 1):
+            raise _TryAgainError(f"asked for bytes {offset} to {offset + length}, got {match[0]}")
+
+
+def _wrong_size(file: RemoteFile, served: str) -> DatasetMismatchError:
+    return DatasetMismatchError(
+        f"{shown(file.url)} has {served} bytes, the manifest says {file.size_bytes}",
+        why="It was cut on its way there, or is of another packing",
+        mend="Push the dataset again",
+    )
+
+
+def _retry_after_s(response: http.client.HTTPResponse) -> float | None:
+    """Return what Retry-After asks for: seconds or a date."""
+    text = response.headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None
+
+
+def _reason(fault: Exception) -> str:
+    text = str(fault)
+    if isinstance(fault, _TryAgainError):
+        return text
+    return f"{type(fault).__name__}: {text}" if text else type(fault).__name__

@@ -1,0 +1,150 @@
+"""Where shards are: a record that may go to another process, and the reader that it opens there.
+
+ShardSource   what and where; picklable
+ShardReader   open files and connections of one pass, for any number of threads
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..schemas.errors import DataError
+from ..schemas.index import IndexRow
+from ..schemas.sample import SampleMeta
+from .file_map import check_holds, open_to_read
+from .shard_head import first_meta
+
+
+class DatasetMismatchError(DataError):
+    """Manifest, index and shards are not of one dataset."""
+
+
+class ShardReader(Protocol):
+    """Reads ranges of shards; safe in many threads."""
+
+    gap_bytes: int
+    """Wanted ranges this near to one another are read as one."""
+
+    range_bytes: int
+    """The longest range that is read in one go."""
+
+    threads: int
+    """How many ranges are worth reading at a time."""
+
+    def name_of(self, shard: str) -> str:
+        """Return what errors call a shard: a path, or a URL without secrets."""
+        ...
+
+    def read_into(self, shard: str, offset: int, target: memoryview) -> None:
+        """Fill `target` from byte `offset` of the shard `shard`, a name of the manifest."""
+        ...
+
+    def check_shard(self, shard: str) -> None:
+        """Refuse a shard that is of another packing; looks once a shard."""
+        ...
+
+    def close(self) -> None:
+        """Stop what is being read, as soon as may be, and close connections."""
+        ...
+
+
+class ShardSource(Protocol):
+    """Where the shards of a dataset are."""
+
+    def open(self, first_rows: Mapping[str, IndexRow]) -> ShardReader:
+        """Return a reader; `first_rows` has the first sample of each shard, by which shards are told."""
+        ...
+
+
+class SeenShards:
+    """Which shards were found to be the dataset's own."""
+
+    def __init__(self, first_rows: Mapping[str, IndexRow]) -> None:
+        """No shard has been looked at."""
+        self._first_rows = first_rows
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+
+    def expected(self, shard: str) -> IndexRow | None:
+        """Return the first sample that the shard must have; None where that was asked before."""
+        with self._lock:
+            if shard in self._seen:
+                return None
+            self._seen.add(shard)
+        return self._first_rows[shard]
+
+
+def check_first_sample(meta: SampleMeta, first: IndexRow, where: str) -> None:
+    """Refuse a shard that begins with `meta` where the index says `first`: a file of another packing.
+
+    Raises:
+        DatasetMismatchError: another key, length or other checksums.
+    """
+    expected = {name: place.xxh3_128 for name, place in first.arrays.items()}
+    if (meta.key, meta.num_tokens, meta.xxh3_128) != (first.key, first.num_tokens, expected):
+        what = f"sample {meta.key}" if meta.key != first.key else f"another extraction of sample {meta.key}"
+        raise DatasetMismatchError(
+            f"{where} begins with {what}, but the index says {first.key} of {first.num_tokens} tokens",
+            why="The shard, or the index, is of another packing",
+            mend="Copy the whole dataset again",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalShards:
+    """Shards in a local folder."""
+
+    root: Path
+
+    def open(self, first_rows: Mapping[str, IndexRow]) -> LocalReader:
+        """Return a reader of the folder."""
+        return LocalReader(self.root, first_rows)
+
+
+class LocalReader:
+    """Reads local shards with `preadv`, which lets other threads run."""
+
+    gap_bytes = 0
+    range_bytes = 64 * 1024 * 1024
+    threads = 2
+
+    def __init__(self, root: Path, first_rows: Mapping[str, IndexRow]) -> None:
+        """Keep no file open: opening one costs a few microseconds."""
+        self._root = root
+        self._shards = SeenShards(first_rows)
+
+    def name_of(self, shard: str) -> str:
+        """Return the path."""
+        return str(self._root / shard)
+
+    def read_into(self, shard: str, offset: int, target: memoryview) -> None:
+        """Read a range.
+
+        Raises:
+            ShardCutError: the file ends before it.
+            StorageError: the file can't be opened.
+        """
+        path = self._root / shard
+        handle = open_to_read(path)
+        try:
+            check_holds(handle, path, offset + len(target))
+            while target:
+                done = os.preadv(handle, [target], offset)
+                assert done, "the file was longer a moment ago"
+                target, offset = target[done:], offset + done
+        finally:
+            os.close(handle)
+
+    def check_shard(self, shard: str) -> None:
+        """Look at the first sample; errors as `check_first_sample` and `shard_head.first_meta`."""
+        expected = self._shards.expected(shard)
+        if expected is not None:
+            check_first_sample(first_meta(self._root / shard), expected, self.name_of(shard))
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""

@@ -1,0 +1,107 @@
+"""What a stream gives out and how it reads, checked once when it is opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed
+
+from ..schemas.errors import UsageError
+from ..schemas.sizes import parse_size
+from .sample_order import Ranks
+
+Staging = Literal["auto", "map", "arena", "pinned"]
+"""Where samples lie.
+
+`map`: in the page cache, seen through the mapped file: no copy, local datasets only. `arena`: read into memory that is
+used again and again. `pinned`: the same from torch's page-locked memory, from which a GPU copies by itself. `auto`:
+`pinned` where `device` is a GPU, else `map` for local datasets and `arena` for remote ones.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which samples come, in which order, and what of each."""
+
+    arrays: tuple[str, ...]
+    max_tokens: int | None
+    shuffle_seed: int | None
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How samples are brought in."""
+
+    staging: Staging
+    prefetch_bytes: int
+    verify: bool
+    device: torch.device | None
+
+
+def check_numbers(**numbers: tuple[int | None, int]) -> None:
+    """Refuse numbers below the least that they may be: name=(value, least).
+
+    Raises:
+        UsageError: names the first.
+    """
+    for name, (value, least) in numbers.items():
+        if value is not None and value < least:
+            raise UsageError(f"{name} is {value}", mend=f"Give {least} or more")
+
+
+def choose_ranks(rank: int | None, world_size: int | None, remainder: str) -> Ranks:
+    """Return whose part is read: as given, else by torch.distributed, else by RANK and WORLD_SIZE, else all.
+
+    Raises:
+        UsageError: one is given without the other, or they or the remainder can't be.
+    """
+    if (rank is None) != (world_size is None):
+        raise UsageError(f"rank is {rank} and world_size {world_size}", mend="Give both or none")
+    if rank is None or world_size is None:
+        rank, world_size = _world_around()
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of {world_size}, which are 0..{world_size - 1}")
+    if remainder not in ("keep", "drop", "repeat"):
+        raise UsageError(f"remainder is {remainder!r}", mend="Give 'keep', 'drop' or 'repeat'")
+    return Ranks(rank=rank, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]  # just compared
+
+
+def choose_reading(
+    staging: str, prefetch_bytes: int | str, *, verify: bool | None, device: object, is_remote: bool
+) -> Reading:
+    """Return how samples are brought in.
+
+    Raises:
+        UsageError: a mode or size that can't be; mapping what is remote; pinned memory without a GPU.
+    """
+    if staging not in ("auto", "map", "arena", "pinned"):
+        raise UsageError(f"staging is {staging!r}", mend="Give 'auto', 'map', 'arena' or 'pinned'")
+    target = None if device is None else torch.device(device)  # type: ignore[call-overload]  # torch checks it
+    if staging == "map" and is_remote:
+        raise UsageError("a remote dataset can't be mapped", mend="Leave staging out, or give cache_dir as well")
+    if staging == "pinned" and not torch.cuda.is_available():
+        raise UsageError("staging='pinned' needs a GPU, and torch sees none", mend="Leave staging out")
+    if staging == "auto":
+        plain = "arena" if is_remote else "map"
+        staging = "pinned" if target is not None and target.type == "cuda" else plain
+    size = parse_size(prefetch_bytes) if isinstance(prefetch_bytes, str) else prefetch_bytes
+    check_numbers(prefetch_bytes=(size, 1))
+    return Reading(
+        staging=staging,  # type: ignore[arg-type]  # just compared
+        prefetch_bytes=size,
+        verify=is_remote if verify is None else verify,
+        device=target,
+    )
+
+
+def _world_around() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if all(text.isdecimal() for text in found):
+        return int(found[0]), int(found[1])
+    return 0, 1

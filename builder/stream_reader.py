@@ -1,0 +1,76 @@
+"""One pass over samples of a stream: source, loader and threads put together as the options and the process ask.
+
+In the training process samples are views of mapped files or of reused memory. In a DataLoader worker each sample is a
+block of its own, since it leaves the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+from ..schemas.index import IndexRow
+from .arena import Arena
+from .decode import DecodedSample
+from .loaders import Loader, MappedLoader, Memory, StagedLoader, Wanted
+from .opened import OpenedDataset
+from .prefetch import Prefetcher
+from .sample_reads import plan_reads
+from .shard_source import ShardReader
+from .stream_options import Reading, Selection
+
+
+class SampleReader:
+    """Reads rows in the order that they are given; picklable, until the first pass has begun."""
+
+    def __init__(self, opened: OpenedDataset, selection: Selection, reading: Reading) -> None:
+        """Nothing is opened before the first pass."""
+        self._catalog = opened.catalog
+        self._source = opened.source
+        self._reading = reading
+        self._wanted = Wanted(arrays=selection.arrays, max_tokens=selection.max_tokens, verify=reading.verify)
+        self._first_rows = {row.shard: row for row in reversed(opened.catalog.rows)}
+        self._arena: Arena | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the arena out: a process has its own."""
+        return self.__dict__ | {"_arena": None}
+
+    def read(
+        self, rows: Iterable[IndexRow], num_rows: int, *, num_workers: int
+    ) -> Generator[DecodedSample, None, None]:
+        """Yield each row's sample; `num_workers` of the DataLoader that this process is a worker of, 0 for none.
+
+        Raises:
+            What `HiddenStateStream.__iter__` does.
+        """
+        if num_rows == 0:
+            return
+        reader = self._source.open(self._first_rows)
+        try:
+            loader = self._loader(reader, is_worker=num_workers > 0)
+            ahead = self._reading.prefetch_bytes // max(1, num_workers)
+            with Prefetcher(rows, loader, ahead_bytes=ahead, threads=reader.threads) as prefetcher:
+                yield from ({"key": row.key, **tensors} for row, tensors in prefetcher)
+        finally:
+            reader.close()
+
+    def _loader(self, reader: ShardReader, *, is_worker: bool) -> Loader:
+        staging = self._reading.staging
+        if is_worker:
+            return StagedLoader(reader, self._wanted, "shared")
+        if staging == "map":
+            return MappedLoader(reader, self._path_of, self._wanted)
+        memory: Memory = "pinned" if staging == "pinned" else "arena"
+        return StagedLoader(reader, self._wanted, memory, self._own_arena() if memory == "arena" else None)
+
+    def _own_arena(self) -> Arena:
+        if self._arena is None:
+            largest = max(self._catalog.rows, key=lambda row: row.num_tokens)
+            reads = plan_reads(largest, self._wanted.arrays, self._wanted.max_tokens)
+            # one with the loop and one being read, however large
+            self._arena = Arena(max(self._reading.prefetch_bytes, 2 * reads.block_bytes + 2**20))
+        return self._arena
+
+    def _path_of(self, row: IndexRow) -> Path:
+        return self._catalog.shard_path(row)
