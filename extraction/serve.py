@@ -18,6 +18,7 @@ from .profile import Profile, load_profile
 from .server import ServerDiedError, managed_server
 from .server_command import ServerCommand, ServerSettings, build_command
 from .server_environment import find_plugin_site, find_sglang_version
+from .sglang_versions import parse_version
 
 DEFAULT_PORT = 30000
 """SGLang's own."""
@@ -36,6 +37,7 @@ class ServeOptions:
     sglang_python: str | None = None
     sglang_args: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    allow_untested: bool = False
     start_timeout_s: float = 1800.0
 
 
@@ -61,6 +63,7 @@ def resolve_settings(options: ServeOptions) -> ServerSettings:
         sglang_python=options.sglang_python or sys.executable,
         extra_args=options.sglang_args,
         trust_remote_code=options.trust_remote_code,
+        allow_untested=options.allow_untested,
         start_timeout_s=options.start_timeout_s,
     )
 
@@ -73,7 +76,7 @@ def show_command(options: ServeOptions) -> ServerCommand:
     """
     settings = resolve_settings(options)
     try:
-        version = find_sglang_version(settings.sglang_python)
+        version = parse_version(find_sglang_version(settings.sglang_python, allow_untested=settings.allow_untested))
     except (UsageError, EngineError):
         version = None  # it is meant for another machine
     site = find_plugin_site(settings.sglang_python)

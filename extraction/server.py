@@ -23,6 +23,7 @@ from .server_checks import Expected
 from .server_command import ServerCommand, ServerSettings, build_command, check_arguments
 from .server_environment import choose_port, find_plugin_site, find_sglang_version
 from .server_ready import facts_of, inspect_server, wait_for_first_token
+from .sglang_versions import is_supported, parse_version, untested_note
 from .trial import try_capture
 
 ATTACH_TIMEOUT_S = 60.0
@@ -159,6 +160,9 @@ class AttachedServer:
         """
         wait_for_first_token(self, ATTACH_TIMEOUT_S, progress)
         evidence = inspect_server(self, self.expected)
+        version = str(evidence.info.get("version", "unknown"))
+        if not is_supported(parse_version(version)):
+            progress.note(untested_note(version))
         clean(self.dump_dir, rid_prefix=self.expected.rid_prefix)  # of an earlier start of this run, which was killed
         try_capture(self, self.expected, evidence.info)
         self._facts = facts_of(evidence, None)
@@ -173,11 +177,13 @@ def managed_server(settings: ServerSettings, progress: Progress) -> Iterator[Man
         EngineError: it did not come up, or would not capture right. It was stopped.
     """
     check_arguments((*settings.profile.server.args, *settings.extra_args))
-    version = find_sglang_version(settings.sglang_python)
+    version = find_sglang_version(settings.sglang_python, allow_untested=settings.allow_untested)
+    if not is_supported(parse_version(version)):
+        progress.note(untested_note(version))
     with sigterm_as_interrupt(), claimed(settings.dump_dir) as lock:
         port = choose_port(settings.host, settings.port)
         plugin_site = find_plugin_site(settings.sglang_python)
-        command = build_command(settings, port=port, version=version, plugin_site=plugin_site)
+        command = build_command(settings, port=port, version=parse_version(version), plugin_site=plugin_site)
         if settings.log is not None:
             progress.note(f"starting SGLang on port {port}; its output goes to {settings.log}")
         server = ManagedServer(settings, command, port=port, lock=lock)
@@ -209,4 +215,5 @@ def _expected_of(settings: ServerSettings) -> Expected:
         rid_prefix=settings.rid_prefix,
         dump_dir=settings.dump_dir,
         revision=settings.revision,
+        allow_untested=settings.allow_untested,
     )

@@ -6,7 +6,6 @@ folder). Settings that spoil capture are in `capture_rules.py`; here is the rest
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,7 @@ from ..schemas import codec
 from ..schemas.dump import CaptureStatus
 from ..schemas.errors import EngineError, RecordError
 from .capture_rules import violations_in_info
-
-MIN_VERSION = (0, 5, 11)
-"""The oldest SGLang whose plugin group and batches the capture was read against."""
-
-BELOW_VERSION = (0, 6)
-"""The first SGLang that is not trusted unseen."""
+from .sglang_versions import UNTESTED_MEND, is_supported, parse_version, supported_range
 
 DTYPE = "bfloat16"
 
@@ -36,6 +30,9 @@ class Expected:
     dump_dir: Path
     revision: str | None = None
     """As the server was or should have been told; None: not compared."""
+
+    allow_untested: bool = False
+    """Take a release of SGLang that is not known to work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,27 +118,10 @@ def _size(info: Mapping[str, Any], name: str) -> int:
     return size if isinstance(size, int) and size > 1 else 1
 
 
-def parse_version(text: str) -> tuple[int, ...]:
-    """Return the release numbers of a version, `0.5.16.dev3+g1` as (0, 5, 16); empty where there is none."""
-    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
-    return tuple(int(part) for part in match[1].split(".")) if match else ()
-
-
-def is_supported(version: tuple[int, ...]) -> bool:
-    """Tell whether capture is known to work with this SGLang."""
-    return MIN_VERSION <= version < BELOW_VERSION
-
-
-def supported_range() -> str:
-    """Return the supported versions in words."""
-    return f"{'.'.join(map(str, MIN_VERSION))} or newer, below {'.'.join(map(str, BELOW_VERSION))}"
-
-
-def _version_fault(evidence: Evidence, _: Expected) -> str:
+def _version_fault(evidence: Evidence, expected: Expected) -> str:
     version = str(evidence.info.get("version", "unknown"))
-    return (
-        "" if is_supported(parse_version(version)) else f"the server is SGLang {version}, expected {supported_range()}"
-    )
+    is_fine = expected.allow_untested or is_supported(parse_version(version))
+    return "" if is_fine else f"the server is SGLang {version}, expected {supported_range()}"
 
 
 def _model_fault(evidence: Evidence, expected: Expected) -> str:
@@ -215,7 +195,7 @@ CHECKS: tuple[Check, ...] = (
         name="version",
         fault=_version_fault,
         why="The capture relies on names inside SGLang that other versions may not have",
-        mend="Install such a version, or an eaglehs that knows this one",
+        mend=f"Install such a version, or an eaglehs that knows this one, {UNTESTED_MEND}",
     ),
     Check(
         name="model",

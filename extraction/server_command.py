@@ -53,6 +53,9 @@ class ServerSettings:
 
     sglang_python: str = sys.executable
     trust_remote_code: bool = False
+    allow_untested: bool = False
+    """Start a release of SGLang that is not known to work."""
+
     log: Path | None = None
     """Where the server's output goes; None: stderr."""
 
@@ -152,7 +155,7 @@ def check_arguments(arguments: tuple[str, ...]) -> None:
 
 
 def _graphs_off(version: tuple[int, ...] | None) -> list[str]:
-    if version is not None and version < GRAPH_BACKENDS_SINCE:
+    if version and version < GRAPH_BACKENDS_SINCE:
         return ["--disable-cuda-graph", "--disable-piecewise-cuda-graph"]
     return ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ..schemas.errors import EngineError, UsageError
-from .server_checks import is_supported, parse_version, supported_range
+from .sglang_versions import UNTESTED_MEND, is_supported, parse_version, supported_range
 
 _ASK_VERSION = "import importlib.metadata as m; print(m.version('sglang'))"
 _ASK_TIMEOUT_S = 60.0
@@ -33,8 +33,10 @@ class PortInUseError(UsageError):
         )
 
 
-def find_sglang_version(python: str) -> tuple[int, ...]:
+def find_sglang_version(python: str, *, allow_untested: bool = False) -> str:
     """Return the version of SGLang that the Python `python` has; SGLang itself is not imported.
+
+    With `allow_untested` any version is returned.
 
     Raises:
         SglangMissingError: no such Python, or no SGLang in it.
@@ -54,13 +56,13 @@ def find_sglang_version(python: str) -> tuple[int, ...]:
             mend="Install it there with: pip install 'eaglehs[sglang]', or give another Python with --sglang-python",
         )
     text = asked.stdout.strip()
-    if not is_supported(parse_version(text)):
+    if not (allow_untested or is_supported(parse_version(text))):
         raise EngineError(
             f"{python} has SGLang {text}, expected {supported_range()}",
             why="The capture relies on names inside SGLang that other versions may not have",
-            mend="Install such a version there, or give another Python with --sglang-python",
+            mend=f"Install such a version there, give another Python with --sglang-python, {UNTESTED_MEND}",
         )
-    return parse_version(text)
+    return text
 
 
 def choose_port(host: str, port: int | None) -> int:

@@ -29,6 +29,10 @@ TrustFlag = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run (tokenizer, config, model).")
 ]
 
+UntestedFlag = Annotated[
+    bool, typer.Option("--allow-untested", help="Use a release of SGLang that capture is not known to work with.")
+]
+
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
     """Return the numbers of a comma-separated list, or None where none is given.

@@ -9,7 +9,7 @@ import typer
 
 from .. import console
 from ..schemas.progress import Silent
-from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, parse_layers
+from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
 
 
 class _Notes(Silent):
@@ -44,6 +44,7 @@ def serve(
         float, typer.Option("--start-timeout", min=1, help="Seconds from the start to the first generated token.")
     ] = 1800.0,
     trust_remote_code: TrustFlag = False,
+    allow_untested: UntestedFlag = False,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the command and its environment, without secrets; start nothing.")
     ] = False,
@@ -74,6 +75,7 @@ def serve(
         sglang_python=sglang_python,
         sglang_args=tuple(context.args),
         trust_remote_code=trust_remote_code,
+        allow_untested=allow_untested,
         start_timeout_s=start_timeout,
     )
     if not print_only:

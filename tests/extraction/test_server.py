@@ -241,8 +241,23 @@ def test_an_sglang_of_another_version_is_refused_before_it_starts(
 ):
     made = settings()
     monkeypatch.setenv("PYTHONPATH", str(fake_site(tmp_path / "old", version="0.4.9")))
-    with pytest.raises(EngineError, match=r"has SGLang 0\.4\.9, expected 0\.5\.11 or newer, below 0\.6"):
+    with pytest.raises(EngineError, match=r"has SGLang 0\.4\.9, expected 0\.5\.11 to 0\.5\.23\..*--allow-untested"):
         open_and_close(made)
+
+
+def test_an_sglang_of_another_version_is_used_with_a_warning_where_the_user_says_so(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Notes(Silent):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    notes: list[str] = []
+    made = settings(Faults(info={"version": "0.9.1"}), allow_untested=True)
+    monkeypatch.setenv("PYTHONPATH", str(fake_site(tmp_path / "new", version="0.9.1")))
+    with managed_server(made, Notes()) as server:
+        assert server.facts.versions["sglang"] == "0.9.1"
+    assert sum("SGLang 0.9.1 is untested" in note for note in notes) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
