@@ -10,11 +10,11 @@ import http.client
 import re
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 from ..schemas.errors import StorageError
 from .http_connection import Connections, origin_of, shown
@@ -28,6 +28,9 @@ _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers that may be another one in a while."""
+
+_SAFE = "%/:?#[]@!$&'()*+,;=~"
+"""What stays as it is in a Location; blanks and letters of other alphabets are what some servers leave in it."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -129,7 +132,8 @@ class RangeClient:
         if said is not None and len(content) != int(said):
             raise _TryAgainError(f"the connection closed after {len(content)} of {said} bytes")
 
-    def _body(self, file: RemoteFile, offset: int, target: memoryview):  # type: ignore[no-untyped-def]
+    def _body(self, file: RemoteFile, offset: int, target: memoryview) -> Iterator[int]:
+        """Ask for `target`'s bytes and fill it; yields how many came each time."""
         response = self._answer(file, {"Range": f"bytes={offset}-{offset + len(target) - 1}"})
         self._check_range(file, response, offset, len(target))
         done = 0
@@ -152,7 +156,7 @@ class RangeClient:
             location = response.headers.get("Location")
             if response.status in _REDIRECTS and location:
                 response.read()
-                url = self._moved[file.url] = urljoin(url, location)
+                url = self._moved[file.url] = urljoin(url, quote(location, safe=_SAFE))
                 continue
             self._connections.drop(url)
             self._refuse(file, url, response)

@@ -87,21 +87,26 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(server.latency_s)
         fault = next((fault for when, fault in server.faults if match and when(number, path)), {})
         if server.token and seen["authorization"] != f"Bearer {server.token}":
-            return self.answer(401)
+            self.answer(401)
+            return
         if server.redirect_to and path.endswith(".tar"):
-            return self.answer(302, {"Location": server.redirect_to + path})
+            self.answer(302, {"Location": server.redirect_to + path})
+            return
         if "status" in fault:
-            return self.answer(fault["status"], fault.get("headers", {}))
+            self.answer(fault["status"], fault.get("headers", {}))
+            return
         file = server.root / path.lstrip("/")
         if not file.is_file():
-            return self.answer(404)
+            self.answer(404)
+            return
         self.serve(file, seen, fault if match else {}, match if server.knows_ranges else None)
 
     def serve(self, file, seen, fault, match):
         size = file.stat().st_size
         begin, end = (int(match[1]), min(int(match[2]) + 1, size)) if match else (0, size)
         if begin >= size:
-            return self.answer(416, {"Content-Range": f"bytes */{size}"})
+            self.answer(416, {"Content-Range": f"bytes */{size}"})
+            return
         self.send_response(206 if match else 200)
         if match:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{fault.get('total', size)}")
