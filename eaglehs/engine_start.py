@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,14 @@ from .schemas.dump import rid_prefix
 from .schemas.errors import UsageError
 from .schemas.progress import Progress
 from .schemas.run import RunFolder, RunRecord
+from .server_addresses import ServerAddress, parse_servers
 
 if TYPE_CHECKING:
     from .extraction.engines.protocol import Engine
+    from .extraction.engines.sglang import SglangEngine
     from .extraction.serve import ServeOptions
+    from .extraction.server import Server
+    from .extraction.server_checks import Expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +37,23 @@ class EngineSettings:
     dump_dir: Path | None = None
     """The spool; None: a folder under /dev/shm for a server, inside the run for the transformers engine."""
 
-    server: str | None = None
-    """URL of a running patched server; None: start one."""
+    servers: tuple[str, ...] = ()
+    """Running patched servers, `URL` or `URL=DUMPDIR` (server_addresses.py); empty: start one."""
 
     profile: str | None = None
     port: int | None = None
     sglang_python: str | None = None
     sglang_args: tuple[str, ...] = ()
     start_timeout_s: float = 1800.0
+    stall_timeout_s: float = 600.0
+    """Without an answer or a dump for so long, a server hangs."""
+
+    max_restarts: int = 3
+    """Times that a server of ours is started again after it died or hung."""
+
     trust_remote_code: bool = False
+    allow_untested: bool = False
+    """Use a release of SGLang that is not known to work."""
 
 
 def pick_engine(settings: EngineSettings) -> tuple[str, str]:
@@ -52,14 +64,22 @@ def pick_engine(settings: EngineSettings) -> tuple[str, str]:
     """
     from .extraction.engines.choose import SGLANG, TRANSFORMERS, choose_engine
 
-    if settings.server is not None and settings.name == TRANSFORMERS:
+    if settings.servers and settings.name == TRANSFORMERS:
         raise UsageError("--server needs the sglang engine, but --engine transformers is given")
-    engine, reason = (SGLANG, "--server is given") if settings.server is not None else choose_engine(settings.name)
+    engine, reason = (SGLANG, "--server is given") if settings.servers else choose_engine(settings.name)
     if engine == TRANSFORMERS:
         _refuse_server_options(settings, reason)
-    elif settings.server is not None:
+    elif settings.servers:
         _refuse_start_options(settings)
+        parse_servers(settings.servers, settings.dump_dir)
     return engine, reason
+
+
+def starts_server(settings: EngineSettings, engine: str) -> bool:
+    """Tell whether `engine` is a server that we start, and so may start again."""
+    from .extraction.engines.choose import SGLANG
+
+    return engine == SGLANG and not settings.servers
 
 
 @contextmanager
@@ -74,8 +94,8 @@ def open_engine(settings: EngineSettings, record: RunRecord, folder: RunFolder, 
     if engine == "transformers":
         with _transformers(settings, record, folder) as started:
             yield started
-    elif settings.server is not None:
-        with _attached(settings, settings.server, record, progress) as started:
+    elif settings.servers:
+        with _attached(settings, record, progress) as started:
             yield started
     else:
         with _managed(settings, record, folder, progress) as started:
@@ -86,8 +106,7 @@ def open_engine(settings: EngineSettings, record: RunRecord, folder: RunFolder, 
 def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder) -> Iterator[Engine]:
     from .extraction.engines.transformers import TransformersEngine, TransformersSettings
 
-    # On the run's own file system a finished dump is renamed and not copied.
-    spool = settings.dump_dir or folder.root / ".spool"
+    spool = spool_of(settings, folder)
     shutil.rmtree(folder.root / ".spool", ignore_errors=True)  # left by a start that was killed
     engine = TransformersEngine(
         TransformersSettings(
@@ -107,7 +126,6 @@ def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder
 
 @contextmanager
 def _managed(settings: EngineSettings, record: RunRecord, folder: RunFolder, progress: Progress) -> Iterator[Engine]:
-    from .extraction.engines.sglang import DEFAULT_CONCURRENCY, SglangEngine
     from .extraction.serve import resolve_settings
     from .extraction.server import managed_server
 
@@ -116,26 +134,45 @@ def _managed(settings: EngineSettings, record: RunRecord, folder: RunFolder, pro
         resolve_settings(_serve_options(settings, record)), rid_prefix=prefix, log=folder.server_log
     )
     with managed_server(server_settings, progress) as server:
-        yield SglangEngine(server, prefix, concurrency=settings.concurrency or DEFAULT_CONCURRENCY)
+        yield _sglang_engine(server, prefix, settings)
 
 
 @contextmanager
-def _attached(settings: EngineSettings, url: str, record: RunRecord, progress: Progress) -> Iterator[Engine]:
-    from .extraction.engines.sglang import DEFAULT_CONCURRENCY, SglangEngine
-    from .extraction.serve import resolve_settings
+def _attached(settings: EngineSettings, record: RunRecord, progress: Progress) -> Iterator[Engine]:
+    from .extraction.engines.pool import PoolEngine
     from .extraction.server import attached_server
-    from .extraction.server_checks import Expected
 
     prefix = rid_prefix(record.run_id)
-    expected = Expected(
+    api_key = os.environ.get("SGLANG_API_KEY")
+    with ExitStack() as stack:
+        engines = []
+        for address in parse_servers(settings.servers, settings.dump_dir):
+            expected = _expected(settings, address, record)
+            server = stack.enter_context(attached_server(address.url, expected, progress, api_key=api_key))
+            engines.append(_sglang_engine(server, prefix, settings))
+        yield engines[0] if len(engines) == 1 else PoolEngine(engines, progress.note)
+
+
+def _expected(settings: EngineSettings, address: ServerAddress, record: RunRecord) -> Expected:
+    from .extraction.serve import resolve_settings
+    from .extraction.server_checks import Expected
+
+    found = resolve_settings(_serve_options(replace(settings, dump_dir=address.dump_dir), record))
+    return Expected(
         model=record.model.name,
         layers=record.layers,
-        rid_prefix=prefix,
-        dump_dir=resolve_settings(_serve_options(settings, record)).dump_dir,
+        rid_prefix=rid_prefix(record.run_id),
+        dump_dir=found.dump_dir,
         revision=None,
+        allow_untested=settings.allow_untested,
     )
-    with attached_server(url, expected, progress, api_key=os.environ.get("SGLANG_API_KEY")) as server:
-        yield SglangEngine(server, prefix, concurrency=settings.concurrency or DEFAULT_CONCURRENCY)
+
+
+def _sglang_engine(server: Server, prefix: str, settings: EngineSettings) -> SglangEngine:
+    from .extraction.engines.sglang import DEFAULT_CONCURRENCY, Patience, SglangEngine
+
+    patience = Patience(stall_s=settings.stall_timeout_s)
+    return SglangEngine(server, prefix, concurrency=settings.concurrency or DEFAULT_CONCURRENCY, patience=patience)
 
 
 def _serve_options(settings: EngineSettings, record: RunRecord) -> ServeOptions:
@@ -151,8 +188,25 @@ def _serve_options(settings: EngineSettings, record: RunRecord) -> ServeOptions:
         sglang_python=settings.sglang_python,
         sglang_args=settings.sglang_args,
         trust_remote_code=settings.trust_remote_code,
+        allow_untested=settings.allow_untested,
         start_timeout_s=settings.start_timeout_s,
     )
+
+
+def dump_dirs(settings: EngineSettings, engine: str, record: RunRecord, folder: RunFolder) -> tuple[Path, ...]:
+    """Return the spools that the engine named `engine` will write to."""
+    if engine == "transformers":
+        return (spool_of(settings, folder),)
+    from .extraction.serve import resolve_settings
+
+    addresses = parse_servers(settings.servers, settings.dump_dir)
+    given = [address.dump_dir for address in addresses] or [settings.dump_dir]
+    return tuple(resolve_settings(_serve_options(replace(settings, dump_dir=one), record)).dump_dir for one in given)
+
+
+def spool_of(settings: EngineSettings, folder: RunFolder) -> Path:
+    """Return the transformers engine's spool: on the run's own file system a dump is renamed and not copied."""
+    return settings.dump_dir or folder.root / ".spool"
 
 
 def _refuse_server_options(settings: EngineSettings, reason: str) -> None:

@@ -7,7 +7,7 @@ Everything that can be refused is refused before the engine starts: a big model 
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,16 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .engine_start import EngineSettings, open_engine, pick_engine
+from .engine_start import EngineSettings, dump_dirs, open_engine, pick_engine, starts_server
+from .extract_loop import Engines, ExtractLoop
+from .packing_keeper import PackOptions, check_same_packing, open_packing
+from .preflight import Forecast, Job, check_room, forecast
 from .schemas.errors import DataError, InterruptedRunError
+from .schemas.ledger import Ledger, SampleStatus
 from .schemas.progress import Progress
 from .schemas.run import EngineFacts, ModelFacts, RunFolder, RunRecord
 from .schemas.states import bytes_per_token, check_layers, default_layers
 
 if TYPE_CHECKING:
+    from .builder.pack import PackSummary
     from .extraction.client import ClientSettings, Failure, Outcome
+    from .extraction.engines.protocol import Answer
+    from .extraction.keeper import Keeper
     from .extraction.prompts import PreparedPrompts, PromptOptions
     from .extraction.run_store import RunStore
+    from .schemas.prompt import Prompt
+    from .schemas.sample import CheckedSample
 
 MAX_SKIPPED_SHARE = 0.2
 """Share of the prompt rows that may be left out before a run is called wrong rather than finished."""
@@ -47,6 +56,15 @@ class ExtractSettings:
     max_attempts: int = 2
     max_failed: int = 10
     max_skipped_share: float = MAX_SKIPPED_SHARE
+    pack: PackOptions | None = None
+    """None: keep the dumps in the run, for `eaglehs pack`."""
+
+    spool_bytes: int | None = None
+    """Most bytes of dumps under way or waiting; None: from the free space of the dump folder."""
+
+    rate: float | None = None
+    """Tokens a second, for the time that is told before the start; None: as the run's ledger says."""
+
     engine: EngineSettings = field(default_factory=EngineSettings)
     command: tuple[str, ...] = ()
     """The command line, for run.json."""
@@ -72,6 +90,7 @@ class ExtractPlan:
 
     skipped: dict[str, int]
     warnings: dict[str, int]
+    forecast: Forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +98,9 @@ class ExtractSummary:
     """What one `extract` did."""
 
     run: str
+    dataset: PackSummary | None
+    """None where the run keeps its dumps."""
+
     engine: str
     num_samples: int
     """Finished samples in the run now."""
@@ -101,6 +123,14 @@ class _Prepared:
     plan: ExtractPlan
     record: RunRecord
     prompts: PreparedPrompts
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    store: RunStore
+    outcome: Outcome
+    dataset: PackSummary | None
 
 
 def plan_extract(settings: ExtractSettings, progress: Progress) -> ExtractPlan:
@@ -125,20 +155,20 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
         try:
             stack.enter_context(locked(settings.out))
             prepared = _prepare(settings, progress)
-            _warn(prepared.prompts, progress)
-            store, outcome = _run(settings, prepared, progress)
+            _warn(prepared, progress)
+            check_room(prepared.job, prepared.plan.forecast)
+            done = _run(settings, prepared, progress)
         except KeyboardInterrupt:
             raise InterruptedRunError(
                 f"stopped; all finished samples are kept in {settings.out}", mend="The same command goes on with it"
             ) from None
-        return _summary(settings, prepared, store, outcome, (datetime.now(UTC) - started).total_seconds())
+        return _summary(settings, prepared, done, (datetime.now(UTC) - started).total_seconds())
 
 
 def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
     from .extraction.model_facts import read_model_facts
     from .extraction.prompts import prepare_prompts
     from .extraction.run_store import new_run_id, read_existing
-    from .schemas.ledger import Ledger
 
     engine, reason = pick_engine(settings.engine)
     model = read_model_facts(settings.model, revision=settings.revision)
@@ -156,10 +186,14 @@ def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
         prompts=prompts.facts,
         engine=EngineFacts(name=engine, versions={}, command=(), environment={}, device=""),
         settings=_settings_text(settings),
+        packing=settings.pack.packing if settings.pack else None,
     )
     folder = RunFolder(settings.out)
     found = read_existing(folder, record)
+    if found:
+        check_same_packing(found, settings.pack, settings.out)
     per_token = bytes_per_token(layers, model.hidden_size)
+    job = _job(settings, prompts.prompts, record, Ledger(folder.ledger) if found else None)
     plan = ExtractPlan(
         model=model,
         engine=engine,
@@ -168,42 +202,98 @@ def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
         num_prompts=prompts.facts.num_prompts,
         num_tokens=prompts.facts.num_tokens,
         num_trainable=prompts.facts.num_trainable,
-        num_finished=sum(1 for _ in Ledger(folder.ledger).finished()) if found else 0,
+        num_finished=sum(entry.status is SampleStatus.DONE for entry in job.entries.values()),
         bytes_per_token=per_token,
         size_bytes=per_token * prompts.facts.num_tokens,
         skipped=prompts.facts.skipped,
         warnings=prompts.warnings,
+        forecast=forecast(job),
     )
-    return _Prepared(plan, found or record, prompts)
+    return _Prepared(plan, found or record, prompts, job)
 
 
-def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> tuple[RunStore, Outcome]:
-    from .builder.assemble import check_dumps
+def _job(settings: ExtractSettings, prompts: Sequence[Prompt], record: RunRecord, ledger: Ledger | None) -> Job:
     from .builder.plan import DatasetLayout
-    from .extraction.client import Client, Outcome
+    from .extraction.engines.sglang import DEFAULT_CONCURRENCY
+
+    dirs = dump_dirs(settings.engine, record.engine.name, record, RunFolder(settings.out))
+    is_local = record.engine.name == "transformers"
+    return Job(
+        prompts=prompts,
+        entries=ledger.entries if ledger else {},
+        layout=DatasetLayout(layers=record.layers, hidden_size=record.model.hidden_size),
+        bytes_per_token=bytes_per_token(record.layers, record.model.hidden_size),
+        run=settings.out,
+        dump_dirs=dirs,
+        concurrency=1 if is_local else (settings.engine.concurrency or DEFAULT_CONCURRENCY) * len(dirs),
+        pack=settings.pack,
+        spool_bytes=settings.spool_bytes,
+        rate=settings.rate,
+    )
+
+
+def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> _Done:
+    from .cards.write import write_card
+    from .extraction.client import Outcome
     from .extraction.run_store import open_store
 
-    folder = RunFolder(settings.out)
-    store = open_store(folder, prepared.record, prepared.prompts.prompts)
-    repairs = store.repair()
+    outcome, dataset = Outcome(num_done=0, num_tokens=0, failures=()), None
+    with ExitStack() as stack:
+        store = open_store(RunFolder(settings.out), prepared.record, prepared.prompts.prompts)
+        packing, packed = None, frozenset[str]()
+        if settings.pack:
+            packing, packed = stack.enter_context(open_packing(store, settings.pack, progress))
+        _repair(store, packed, progress)
+        if pending := store.pending(prepared.prompts.prompts):
+            if packing:
+                packing.begin()
+            outcome = _extract_pending(settings, prepared.plan, _Work(store, packing or store, pending), progress)
+        if packing and settings.pack:
+            progress.begin("pack")
+            dataset = packing.pack()
+            write_card(settings.pack.dataset)
+    return _Done(store, outcome, dataset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    store: RunStore
+    keeper: Keeper
+    """The store, or who packs at once."""
+
+    pending: Sequence[Prompt]
+
+
+def _extract_pending(settings: ExtractSettings, plan: ExtractPlan, work: _Work, progress: Progress) -> Outcome:
+    from .builder.assemble import check_dumps
+    from .builder.plan import DatasetLayout
+    from .extraction.client import Client
+
+    store = work.store
+    tokens = sum(prompt.num_tokens for prompt in work.pending)
+    size_bytes = tokens * plan.bytes_per_token
+    progress.begin("extract", num_samples=len(work.pending), num_tokens=tokens, size_bytes=size_bytes)
+    layout = DatasetLayout(layers=store.record.layers, hidden_size=store.record.model.hidden_size)
+
+    def check(prompt: Prompt, answer: Answer) -> CheckedSample:
+        return check_dumps(prompt, answer.dumps, layout)
+
+    engines = Engines(
+        open=lambda: open_engine(settings.engine, store.record, RunFolder(settings.out), progress),
+        client_of=lambda engine: Client(engine, work.keeper, check, _client_settings(settings, plan)),
+        max_restarts=settings.engine.max_restarts if starts_server(settings.engine, plan.engine) else 0,
+        max_failed=settings.max_failed,
+    )
+    return ExtractLoop(engines, store, progress).run(work.pending)
+
+
+def _repair(store: RunStore, packed: frozenset[str], progress: Progress) -> None:
+    repairs = store.repair(packed)
     if repairs.lost_samples or repairs.orphan_files:
         progress.note(
-            f"{repairs.lost_samples} finished samples have lost their dumps and are computed again; "
+            f"{repairs.lost_samples} finished samples have lost their bytes and are computed again; "
             f"{repairs.orphan_files} dumps of unfinished samples removed"
         )
-    pending = store.pending(prepared.prompts.prompts)
-    if not pending:
-        return store, Outcome(num_done=0, num_tokens=0, failures=())
-    tokens = sum(prompt.num_tokens for prompt in pending)
-    size_bytes = tokens * prepared.plan.bytes_per_token
-    progress.begin("extract", num_samples=len(pending), num_tokens=tokens, size_bytes=size_bytes)
-    layout = DatasetLayout(layers=store.record.layers, hidden_size=store.record.model.hidden_size)
-    with open_engine(settings.engine, store.record, folder, progress) as engine:
-        store.begin(engine.facts)
-        client = Client(
-            engine, store, lambda prompt, answer: check_dumps(prompt, answer.dumps, layout), _client_settings(settings)
-        )
-        return store, asyncio.run(client.run(pending, progress))
 
 
 def _layers(settings: ExtractSettings, model: ModelFacts) -> tuple[int, ...]:
@@ -228,22 +318,29 @@ def _prompt_options(settings: ExtractSettings) -> PromptOptions:
     )
 
 
-def _client_settings(settings: ExtractSettings) -> ClientSettings:
+def _client_settings(settings: ExtractSettings, plan: ExtractPlan) -> ClientSettings:
     from .extraction.client import ClientSettings
 
-    return ClientSettings(max_attempts=settings.max_attempts, max_failed=settings.max_failed)
+    return ClientSettings(
+        max_attempts=settings.max_attempts,
+        max_failed=settings.max_failed,
+        spool_bytes=plan.forecast.spool_bytes,
+        bytes_per_token=plan.bytes_per_token,
+    )
 
 
 def _settings_text(settings: ExtractSettings) -> dict[str, str]:
     """Return the settings that change no row, for run.json."""
-    kept = {"concurrency", "dump_dir", "server", "profile"}
+    kept = {"concurrency", "dump_dir", "profile"}
     engine = {name: value for name, value in asdict(settings.engine).items() if name in kept and value is not None}
+    if settings.engine.servers:
+        engine["server"] = " ".join(settings.engine.servers)
     client = {"max_attempts": settings.max_attempts, "max_failed": settings.max_failed}
     return {name: str(value) for name, value in (engine | client).items()}
 
 
-def _warn(prompts: PreparedPrompts, progress: Progress) -> None:
-    for message, count in prompts.warnings.items():
+def _warn(prepared: _Prepared, progress: Progress) -> None:
+    for message, count in prepared.prompts.warnings.items():
         progress.note(f"warning ({count} rows): {message}")
 
 
@@ -261,10 +358,8 @@ def _check_skipped(settings: ExtractSettings, prompts: PreparedPrompts) -> None:
         )
 
 
-def _summary(
-    settings: ExtractSettings, prepared: _Prepared, store: RunStore, outcome: Outcome, seconds: float
-) -> ExtractSummary:
-    finished = list(store.ledger.finished())
+def _summary(settings: ExtractSettings, prepared: _Prepared, done: _Done, seconds: float) -> ExtractSummary:
+    outcome, finished = done.outcome, list(done.store.ledger.finished())
     num_tokens = sum(entry.num_tokens for entry in finished)
     norms = {
         state: sum(entry.state_norms[state] * entry.num_tokens for entry in finished) / num_tokens
@@ -272,6 +367,7 @@ def _summary(
     }
     return ExtractSummary(
         run=str(settings.out),
+        dataset=done.dataset,
         engine=prepared.plan.engine,
         num_samples=len(finished),
         num_new=outcome.num_done,

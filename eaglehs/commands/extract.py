@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from .. import console
-from ..schemas.sizes import format_size
-from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, parse_layers
+from ..schemas.errors import StorageError
+from ..schemas.sizes import format_size, parse_size
+from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
 
 if TYPE_CHECKING:
     from ..extract_run import ExtractPlan, ExtractSettings, ExtractSummary
+    from ..preflight import Forecast
 
 
 def extract(
@@ -28,7 +32,11 @@ def extract(
         typer.Option("--engine", help="auto: sglang where it is installed with a GPU, else transformers."),
     ] = "auto",
     server: Annotated[
-        str | None, typer.Option("--server", help="URL of a server that `eaglehs serve` runs on this machine.")
+        list[str] | None,
+        typer.Option(
+            "--server",
+            help="URL of a server that `eaglehs serve` runs on this machine. Of several, give each: URL=DUMPDIR.",
+        ),
     ] = None,
     profile: ProfileName = None,
     layers: LayerList = None,
@@ -47,6 +55,24 @@ def extract(
     dump_dir: Annotated[
         Path | None, typer.Option("--dump-dir", help="Where the server dumps before samples are checked and kept.")
     ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option("--pack", metavar="DATASET", help="Write samples straight into the shards of this dataset."),
+    ] = None,
+    shard_size: Annotated[
+        str | None, typer.Option("--shard-size", help="With --pack: upper bound of a shard file. Default: 2GB.")
+    ] = None,
+    shuffle: Annotated[
+        int | None, typer.Option("--shuffle", metavar="SEED", help="With --pack: mix the samples over all shards.")
+    ] = None,
+    spool_size: Annotated[
+        str | None,
+        typer.Option(
+            "--spool-size",
+            help="Most bytes of dumps under way or waiting; fewer requests are sent when it is full. "
+            "Default: half of what is free in the dump folder, at most what the requests need.",
+        ),
+    ] = None,
     max_failed: Annotated[
         int, typer.Option("--max-failed", min=0, help="Stop when more samples than this have failed for good.")
     ] = 10,
@@ -59,6 +85,12 @@ def extract(
     start_timeout: Annotated[
         float, typer.Option("--start-timeout", min=1, help="Seconds until the server must answer.")
     ] = 1800.0,
+    stall_timeout: Annotated[
+        float, typer.Option("--stall-timeout", min=1, help="Seconds without any answer or dump until a server hangs.")
+    ] = 600.0,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="Starts again of our own server after it died or hung.")
+    ] = 3,
     sglang_python: Annotated[
         str | None,
         typer.Option(
@@ -68,13 +100,20 @@ def extract(
         ),
     ] = None,
     trust_remote_code: TrustFlag = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count prompts, tokens and bytes; start nothing.")] = False,
+    allow_untested: UntestedFlag = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count tokens, bytes, shards, room and time; start nothing.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.001, help="Tokens a second, for the time that --dry-run tells.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run prompts through the target model once and keep the states that a drafter trains on.
 
     Finished samples are never computed again: the same command goes on after a stop, a crash or a full disk.
-    What stands after -- goes to SGLang.
+    With --pack there is no second step, and the disk is needed once instead of twice; the bytes are those of
+    `eaglehs pack`. What stands after -- goes to SGLang.
 
     eaglehs extract --model moonshotai/Kimi-K2.5 --profile kimi-k25 --prompts prompts.jsonl
 
@@ -82,7 +121,10 @@ def extract(
     """
     from ..engine_start import EngineSettings
     from ..extract_run import ExtractSettings
+    from ..packing_keeper import PackOptions
 
+    if pack is None and (shard_size is not None or shuffle is not None):
+        raise typer.BadParameter("--shard-size and --shuffle need --pack DATASET; without it they are for eaglehs pack")
     if context.args and not context.args[0].startswith("-"):
         raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
     settings = ExtractSettings(
@@ -96,17 +138,25 @@ def extract(
         limit=limit,
         max_failed=max_failed,
         max_skipped_share=max_skipped_share,
+        pack=PackOptions(dataset=pack, shard_size_bytes=parse_size(shard_size or "2GB"), shuffle_seed=shuffle)
+        if pack
+        else None,
+        spool_bytes=parse_size(spool_size) if spool_size else None,
+        rate=rate,
         engine=EngineSettings(
             name=engine,
             concurrency=concurrency,
             dump_dir=dump_dir,
-            server=server,
+            servers=tuple(server or ()),
             profile=profile,
             port=port,
             start_timeout_s=start_timeout,
+            stall_timeout_s=stall_timeout,
+            max_restarts=max_restarts,
             sglang_python=sglang_python,
             sglang_args=tuple(context.args),
             trust_remote_code=trust_remote_code,
+            allow_untested=allow_untested,
         ),
         command=tuple(sys.argv),
     )
@@ -119,6 +169,10 @@ def _dry_run(settings: ExtractSettings, *, is_json: bool) -> None:
     with console.progress("model") as progress:
         plan = plan_extract(settings, progress)
     console.print_json(plan) if is_json else console.out(_plan_text(plan))
+    for fault in plan.forecast.faults:
+        console.say(f"error: {fault}")
+    if plan.forecast.faults:
+        raise typer.Exit(StorageError.exit_code)
 
 
 def _extract(settings: ExtractSettings, *, is_json: bool) -> None:
@@ -142,8 +196,24 @@ def _plan_text(plan: ExtractPlan) -> str:
             f"prompts    {plan.num_prompts:,} ({plan.num_finished:,} finished already), {skipped} skipped",
             f"tokens     {plan.num_tokens:,}, of which {plan.num_trainable:,} trained on",
             f"bytes      {format_size(plan.size_bytes)} ({plan.bytes_per_token:,} a token)",
+            *_forecast_lines(plan.forecast),
         )
     )
+
+
+def _forecast_lines(forecast: Forecast) -> Iterator[str]:
+    where = f"in {forecast.dataset}" if forecast.dataset else "when it is packed"
+    yield f"shards     {forecast.num_shards:,}, {format_size(forecast.dataset_bytes)} {where}"
+    yield f"to do      {forecast.num_pending:,} prompts, {forecast.pending_tokens:,} tokens"
+    yield f"spool      at most {format_size(forecast.spool_bytes)}"
+    for space in forecast.spaces:
+        folders = ", ".join(space.folders)
+        yield f"room       {folders}: needs {format_size(space.needed_bytes)}, {format_size(space.free_bytes)} are free"
+    if forecast.seconds is None or forecast.tokens_per_s is None:
+        yield "time       unknown: nothing was measured yet, and no --rate is given"
+    else:
+        yield f"time       {timedelta(seconds=round(forecast.seconds))} at {forecast.tokens_per_s:,.0f} tokens/s"
+    yield from (f"warning    {warning}" for warning in forecast.warnings)
 
 
 def _summary_text(summary: ExtractSummary) -> str:
@@ -154,9 +224,17 @@ def _summary_text(summary: ExtractSummary) -> str:
             f"{summary.run}: {samples}, {summary.num_failed:,} failed, {_counts(summary.skipped)} skipped",
             f"mean row norms: {norms}",
             *(f"failed: {failure.id}: {failure.reason}" for failure in summary.failures),
-            f"next: eaglehs pack {summary.run}",
+            _next(summary),
         )
     )
+
+
+def _next(summary: ExtractSummary) -> str:
+    packed = summary.dataset
+    if packed is None:
+        return f"next: eaglehs pack {summary.run}"
+    size = format_size(packed.totals.size_bytes)
+    return f"{packed.dataset}: {packed.totals.num_samples:,} samples, {size} in {packed.num_shards} shards"
 
 
 def _counts(skipped: dict[str, int]) -> str:
