@@ -1,6 +1,7 @@
 """Checks a run or a dataset from its files alone; every fault is named, none stops the work.
 
 verify_run        run.json, prompts, ledger; each finished sample's dumps            builder/run_check
+                  or its place in a shard, where it was packed at once               builder/packed_check
 verify_dataset    manifest, index, files on disk; each shard in one pass             builder/verify_shard
 """
 
@@ -21,22 +22,26 @@ from ..schemas.progress import Progress, Silent
 from ..schemas.run import RUN_FILENAME
 from .faults import Findings, VerifyReport
 from .index_store import read_index
+from .packed_check import PackedSamples, check_packed
+from .preview import preview_faults
 from .run_check import examine_finished
 from .run_reader import NoRunError, Run, open_run
 from .verify_shard import ShardTask, ShardVerifier
 
 
-def verify(path: Path, progress: Progress, *, workers: int = 1) -> VerifyReport:
-    """Verify what is at `path`, a run or a dataset.
+def verify(path: Path, progress: Progress, *, workers: int = 1, quick: bool = False) -> VerifyReport:
+    """Verify what is at `path`, a run or a dataset; `quick` is for datasets.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither, or a run and `quick`.
     """
     if (path / RUN_FILENAME).exists():
+        if quick:
+            raise UsageError(f"{path} is a run, of which all is checked", mend="Leave --quick out")
         return verify_run(path, progress)
     folder = DatasetFolder(path)
     if folder.manifest.exists() or folder.data.is_dir():
-        return verify_dataset(path, progress, workers=workers)
+        return verify_dataset(path, progress, workers=workers, quick=quick)
     what = f"{path} is neither a run nor a dataset" if path.is_dir() else f"there is no folder {path}"
     raise UsageError(
         what, why=f"A run has {RUN_FILENAME}, a dataset {MANIFEST_FILENAME}", mend="Give one of their folders"
@@ -53,6 +58,7 @@ def verify_run(path: Path, progress: Progress | None = None) -> VerifyReport:
     try:
         with open_run(path) as run:
             _check_samples(run, findings, progress or Silent())
+            _check_packed_samples(run, findings, progress or Silent())
             _check_dump_folder(run, findings)
     except NoRunError:
         raise
@@ -77,6 +83,8 @@ def verify_dataset(
         return findings.report("dataset")
     _check_manifest(manifest, findings)
     _check_files(folder, manifest, findings)
+    for name, message in preview_faults(path, manifest):
+        findings.add(name, message)
     tasks = _tasks(folder, manifest, findings)
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
 
@@ -90,7 +98,7 @@ def verify_dataset(
 
 def _check_samples(run: Run, findings: Findings, progress: Progress) -> None:
     for entry in run.entries.values():
-        if entry.status is not SampleStatus.DONE:
+        if entry.status is not SampleStatus.DONE or entry.shard:
             continue
         findings.num_samples += 1
         findings.num_tokens += entry.num_tokens
@@ -103,8 +111,24 @@ def _check_samples(run: Run, findings: Findings, progress: Progress) -> None:
         progress.advance(num_samples=1, num_tokens=entry.num_tokens, size_bytes=size_bytes)
 
 
+def _check_packed_samples(run: Run, findings: Findings, progress: Progress) -> None:
+    """Check the samples that went straight into the shards of a dataset: their dumps are gone on purpose."""
+    if run.record.packing is None:
+        return
+    for path, samples in PackedSamples(run, run.record.packing).by_shard():
+        findings.num_files += 1
+        for entry, row in samples:
+            size_bytes = sum(place.length for place in row.arrays.values()) if row else 0
+            findings.num_samples += 1
+            findings.num_tokens += entry.num_tokens
+            findings.size_bytes += size_bytes
+            with findings.noting(str(path), key=entry.key):
+                check_packed(path, entry, row)
+            progress.advance(num_samples=1, num_tokens=entry.num_tokens, size_bytes=size_bytes)
+
+
 def _check_dump_folder(run: Run, findings: Findings) -> None:
-    owned = {path for key in run.entries for path in run.dump_paths(key)}
+    owned = {path for key, entry in run.entries.items() if not entry.shard for path in run.dump_paths(key)}
     for path in sorted((run.folder.root / "dumps").glob("*/*")):
         if path not in owned:
             what = "an unfinished file of a killed run" if path.suffix == ".part" else "no ledger line names it"

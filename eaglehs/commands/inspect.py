@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="A run or a dataset.")] = Path("dataset"),
+    path: Annotated[
+        str, typer.Argument(metavar="[PATH]", help="A run, a dataset, or hf://datasets/org/name[@revision].")
+    ] = "dataset",
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="One sample, by its key or your id.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -25,15 +28,32 @@ def inspect(
     eaglehs inspect dataset
 
     eaglehs inspect run conversation-17 --json
+
+    eaglehs inspect hf://datasets/org/name
     """
     from ..builder.inspect import inspect_path, inspect_sample
 
+    folder, shown = _place(path)
     if key is None:
-        overview = inspect_path(path)
+        overview = dataclasses.replace(inspect_path(folder), path=shown)
         console.print_json(overview) if json else _show(_overview_lines(overview))
     else:
-        sample = inspect_sample(path, key)
+        sample = dataclasses.replace(inspect_sample(folder, key), path=shown)
         console.print_json(sample) if json else _show(_sample_lines(sample))
+
+
+def _place(path: str) -> tuple[Path, str]:
+    """Return the folder to look into, and the name to show; of a dataset on the Hub, manifest and index are fetched."""
+    from ..builder.hub_address import is_hub_address, parse_hub_address
+
+    if not is_hub_address(path):
+        return Path(path), path
+    from ..builder.hub_client import HubClient
+    from ..builder.remote_check import remote_heads
+
+    address = parse_hub_address(path)
+    folder, pinned = remote_heads(address, HubClient(address.repo))
+    return folder, str(pinned)
 
 
 def _show(lines: list[tuple[str, str]]) -> None:

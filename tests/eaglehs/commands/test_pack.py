@@ -62,7 +62,7 @@ def test_a_bad_dump_is_named_and_the_command_exits_with_1(tmp_path: Path, run: S
         (("pack", "--shard-size", "2XB"), "is not a size"),
         (("pack", "--shard-size", "60GB"), "too large"),
         (("verify", "nowhere"), "there is no folder"),
-        (("verify", "hf://datasets/org/name"), "hf download org/name"),
+        (("verify", "hf://models/org/name"), "hf://datasets/org/name"),
         (("inspect", "run", "zz"), "no sample with key or id 'zz'"),
     ],
 )
