@@ -117,21 +117,29 @@ def check_written(path: Path, handle: int, placed: PlacedSample, xxh3_128: Mappi
         WrittenBytesError: an array has another hash.
         FileCutError: the file ends first.
     """
-    buffer = memoryview(bytearray(BLOCK_BYTES))
     for member in placed.members:
         if member.array == META:
             continue
-        digest = xxhash.xxh3_128()
-        end = member.data_offset + member.data_bytes
-        for start in range(member.data_offset, end, len(buffer)):
-            block = buffer[: min(len(buffer), end - start)]
-            read_exactly(path, handle, block, start)
-            digest.update(block)
-        if digest.hexdigest() != xxh3_128[member.array]:
+        if array_hash(path, handle, member.data_offset, member.data_bytes) != xxh3_128[member.array]:
             raise WrittenBytesError(
                 f"{placed.key}: {member.array} in {path} has other bytes than were checked",
                 why="A dump was changed while it was packed, or the disk is failing",
             )
+
+
+def array_hash(path: Path, handle: int, offset: int, length: int) -> str:
+    """Return the xxh3_128 of a range of an open file.
+
+    Raises:
+        FileCutError: the file ends first.
+    """
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, length)))
+    for start in range(offset, offset + length, BLOCK_BYTES):
+        block = buffer[: min(BLOCK_BYTES, offset + length - start)]
+        read_exactly(path, handle, block, start)
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def copy_samples(source: BinaryIO, out: BinaryIO, old: ShardPlan, new: ShardPlan) -> list[SampleMeta]:

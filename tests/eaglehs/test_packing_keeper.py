@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from eaglehs.builder import one_step, shard_parts
+from eaglehs.builder.index_store import read_index
 from eaglehs.builder.pack import PackedAlreadyError, PackSettings, pack_run
 from eaglehs.builder.shard_packer import ShardReadBackError
-from eaglehs.builder.verify import verify_dataset
+from eaglehs.builder.verify import verify_dataset, verify_run
 from eaglehs.schemas.errors import DataError, EngineError, StorageError, UsageError
 from eaglehs.schemas.ledger import SampleStatus, read_ledger
 from eaglehs.schemas.progress import Silent
@@ -288,3 +289,26 @@ def test_a_dataset_of_which_every_sample_failed_is_refused(engine, options, tmp_
     engine.faults = {prompt.key: refuse for prompt in prompts}
     with pytest.raises(DataError, match="none of the 3 samples"):
         extract_one_step(tmp_path / "run", prompts, engine, options)
+
+
+def test_verify_finds_the_samples_of_such_a_run_in_its_shards(engine, options, tmp_path):
+    prompts = make_prompts(12)
+    engine.faults["p009"] = lambda prompt, number, answer: (_ for _ in ()).throw(EngineError("gone"))
+    with pytest.raises(EngineError):
+        extract_one_step(tmp_path / "run", prompts, engine, options)
+    half = verify_run(tmp_path / "run")
+    assert (half.faults, half.num_samples) == ((), len(done_keys(tmp_path / "run")))
+    engine.faults.clear()
+    extract_one_step(tmp_path / "run", prompts, engine, options)
+    whole = verify_run(tmp_path / "run")
+    assert (whole.faults, whole.num_samples) == ((), 12)
+    shard = options.dataset / "data/train-00000.tar"
+    first = next(iter(read_index(options.dataset / "_index/samples.parquet")))
+    with shard.open("r+b") as file:
+        file.seek(first.arrays["final"].offset)
+        file.write(b"\xff\xff")
+    assert any("has hash" in str(fault) for fault in verify_run(tmp_path / "run").faults)
+    shard.unlink()
+    lost = verify_run(tmp_path / "run").faults
+    assert lost
+    assert all("is not in" in str(fault) for fault in lost)
