@@ -64,14 +64,14 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
     """
     catalog = open_catalog(dataset)
     progress = progress or Silent()
-    chosen = _spaced(catalog.rows, settings.max_samples)
+    chosen = evenly_spaced(catalog.rows, settings.max_samples)
     progress.begin(
         "measure",
         num_samples=len(chosen),
         num_tokens=sum(row.num_tokens for row in chosen),
         size_bytes=sum(place.length for row in chosen for place in row.arrays.values()),
     )
-    shown = {row.key for row in _spaced(chosen, settings.num_excerpts)}
+    shown = {row.key for row in evenly_spaced(chosen, settings.num_excerpts)}
     pass_ = _Pass(catalog)
     excerpts = []
     for row in chosen:
@@ -132,7 +132,7 @@ class _Pass:
         )
 
 
-def _spaced(rows: Sequence[IndexRow], count: int | None) -> list[IndexRow]:
+def evenly_spaced(rows: Sequence[IndexRow], count: int | None) -> list[IndexRow]:
     """Return `count` of `rows`, evenly spaced, the first and the last among them; all where there are no more."""
     if count is None or count >= len(rows):
         return list(rows)

@@ -7,7 +7,8 @@ look optional are not:
 - `__key__` and `__url__` stand in the list: without them `with_format("arrow")` raises CastError.
 - ids and mask are `[T, 1]` arrays, not lists: a list becomes one tensor a token in `DataLoader` workers.
 - all configs are of tar files: `datasets` picks one reader for the whole repository.
-- the viewer is off: rows of tens of megabytes break it.
+- the viewer is off: rows of tens of megabytes break it. With a preview (schemas/preview.py), a second config of small
+  rows, it is on.
 """
 
 from __future__ import annotations
@@ -18,30 +19,39 @@ from typing import Any
 import yaml
 
 from ..schemas.manifest import Manifest
+from ..schemas.preview import PREVIEW_SHARD, PREVIEW_TEXT, PreviewRecord
 from ..schemas.sample import META_MEMBER
 from ..schemas.states import ArraySpec, array_specs
 from .facts import CardFacts
+from .licenses import TERM_KEYS
 
 DATA_GLOB = "data/train-*.tar"
 SPLIT = "train"
+PREVIEW_CONFIG = "preview"
 _NUMPY_NAMES = {"<i4": "int32", "|u1": "uint8", "<u2": "uint16"}
-_LICENSE_KEYS = ("license", "license_name", "license_link")
 _TAGS = ("eagle-3", "hidden-states", "speculative-decoding", "webdataset")
 
 Yaml = dict[str, Any]
 
 
-def front_matter(manifest: Manifest, facts: CardFacts, kept: Mapping[str, str]) -> str:
-    """Return the YAML text of the card's head, without the `---` lines; `kept` goes first (the publisher's license)."""
+def front_matter(
+    manifest: Manifest, facts: CardFacts, kept: Mapping[str, str], preview: PreviewRecord | None = None
+) -> str:
+    """Return the YAML text of the card's head, without the `---` lines; `kept` goes first (the publisher's terms)."""
+    configs = [{"config_name": "default", "data_files": [{"split": SPLIT, "path": DATA_GLOB}]}]
+    info = _dataset_info(manifest, facts)
     head: Yaml = {
         **kept,
         "pretty_name": facts.title,
         "tags": list(_TAGS),
         "size_categories": [facts.size_category],
-        "viewer": False,
-        "configs": [{"config_name": "default", "data_files": [{"split": SPLIT, "path": DATA_GLOB}]}],
-        "dataset_info": _dataset_info(manifest, facts),
     }
+    if preview is None:
+        head |= {"viewer": False, "configs": configs, "dataset_info": info}
+    else:
+        configs.append({"config_name": PREVIEW_CONFIG, "data_files": [{"split": SPLIT, "path": PREVIEW_SHARD}]})
+        named = [{"config_name": "default", **info}, {"config_name": PREVIEW_CONFIG, **_preview_info(preview)}]
+        head |= {"configs": configs, "dataset_info": named}
     text: str = yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=120)
     return text
 
@@ -86,8 +96,27 @@ def _dataset_info(manifest: Manifest, facts: CardFacts) -> Yaml:
     }
 
 
+def _preview_info(preview: PreviewRecord) -> Yaml:
+    """Return the types of the preview's columns; lists, not arrays, are what the viewer shows in a cell."""
+    features: list[Yaml] = [
+        {"name": "id.txt", "dtype": "string"},
+        {"name": "num_tokens.json", "dtype": "int64"},
+        {"name": "num_trainable.json", "dtype": "int64"},
+        {"name": "input_ids.json", "list": "int32"},
+        {"name": "loss_mask.json", "list": "uint8"},
+    ]
+    features += [{"name": PREVIEW_TEXT, "dtype": "string"}] if preview.has_text else []
+    features += [{"name": name, "dtype": "string"} for name in ("__key__", "__url__")]
+    return {
+        "features": features,
+        "splits": [{"name": SPLIT, "num_bytes": preview.content_bytes, "num_examples": preview.num_samples}],
+        "download_size": preview.size_bytes,
+        "dataset_size": preview.content_bytes,
+    }
+
+
 def read_kept(card: str) -> dict[str, str]:
-    """Return the license lines of an existing card: the publisher's to give, so a new card keeps them."""
+    """Return the terms in an existing card's head: the publisher's to give, so a new card keeps them."""
     parts = card.split("---\n", 2)
     if not card.startswith("---\n") or len(parts) < 3:
         return {}
@@ -96,4 +125,4 @@ def read_kept(card: str) -> dict[str, str]:
     except yaml.YAMLError:
         return {}
     found = head if isinstance(head, dict) else {}
-    return {name: found[name] for name in _LICENSE_KEYS if isinstance(found.get(name), str)}
+    return {name: found[name] for name in TERM_KEYS if isinstance(found.get(name), str)}

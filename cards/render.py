@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 
 from ..schemas.manifest import Manifest
+from ..schemas.preview import PreviewRecord
 from ..schemas.sizes import format_size
 from ..schemas.states import array_specs
+from ..schemas.statistics import DatasetStatistics
+from .charts import CARD_CHARTS, charts
 from .facts import card_facts
 from .features import front_matter
 from .layers import layer_names, server_ids
@@ -19,23 +23,38 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
 
 
-def render_card(manifest: Manifest, kept: Mapping[str, str] | None = None) -> str:
-    """Return the text of README.md; the same manifest always gives the same text.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardExtras:
+    """What a card tells beside its manifest, each where there is such."""
 
-    `kept` are front matter lines of the card before it that stay (see `features.read_kept`).
-    """
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """The publisher's terms (cards/licenses.py): front matter lines that stay."""
+
+    statistics: DatasetStatistics | None = None
+    """The report's figures; the charts then lie in plots/."""
+
+    preview: PreviewRecord | None = None
+
+
+def render_card(manifest: Manifest, extras: CardExtras | None = None) -> str:
+    """Return the text of README.md; the same manifest and extras always give the same text."""
+    extras = extras or CardExtras()
     facts = card_facts(manifest)
     input_of, output_of = server_ids(manifest.layers)
     states = [spec for spec in array_specs(manifest.layers, manifest.model.hidden_size) if spec.is_state]
+    drawn = charts(manifest, extras.statistics) if extras.statistics else ()
     return (
         _environment()
         .from_string(_TEMPLATE.read_text(encoding="utf-8"))
         .render(
-            front_matter=front_matter(manifest, facts, kept or {}),
-            has_license="license" in (kept or {}),
+            front_matter=front_matter(manifest, facts, extras.kept, extras.preview),
+            terms=extras.kept,
             facts=facts,
             manifest=manifest,
             states=states,
+            statistics=extras.statistics,
+            charts=[chart for chart in drawn if chart.name in CARD_CHARTS],
+            preview=extras.preview,
             names=layer_names(manifest.layers, manifest.model.num_layers),
             input_of=input_of,
             output_of=output_of,

@@ -1,24 +1,33 @@
-"""The card as a file: manifest.json to README.md, whole or not at all."""
+"""The card as a file: manifest.json, and what else lies beside it, to README.md, whole or not at all."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import TypeVar
 
 from ..schemas.atomic import write_atomically
 from ..schemas.codec import read_record
-from ..schemas.errors import UsageError
+from ..schemas.errors import RecordError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest
+from ..schemas.preview import PreviewFolder, PreviewRecord
+from ..schemas.statistics import DatasetStatistics, PlotsFolder, shards_fingerprint
+from .charts import CARD_CHARTS
 from .features import read_kept
-from .render import render_card
+from .licenses import CardTerms, merge_terms
+from .render import CardExtras, render_card
+
+R = TypeVar("R")
 
 
-def write_card(dataset: Path) -> Path:
+def write_card(dataset: Path, terms: CardTerms | None = None) -> Path:
     """Write README.md of the packed dataset in the folder `dataset`, and return its path.
 
-    A license that the publisher put into an earlier card stays; all else is made anew from manifest.json.
+    Terms that the publisher put into an earlier card stay where `terms` gives no others; all else is made anew from
+    manifest.json, and from statistics and preview where these are of this packing.
 
     Raises:
-        UsageError: `dataset` holds no manifest.json.
+        UsageError: `dataset` holds no manifest.json, or `terms` can't be.
         RecordError: its manifest.json is damaged or of another version.
     """
     folder = DatasetFolder(dataset)
@@ -29,5 +38,37 @@ def write_card(dataset: Path) -> Path:
         )
     manifest = read_record(Manifest, folder.manifest)
     kept = read_kept(folder.card.read_text(encoding="utf-8", errors="replace")) if folder.card.is_file() else {}
-    write_atomically(folder.card, render_card(manifest, kept).encode())
+    extras = CardExtras(
+        kept=merge_terms(kept, terms or CardTerms()),
+        statistics=_statistics(folder, manifest),
+        preview=_preview(folder, manifest),
+    )
+    write_atomically(folder.card, render_card(manifest, extras).encode())
     return folder.card
+
+
+def _statistics(folder: DatasetFolder, manifest: Manifest) -> DatasetStatistics | None:
+    """Return the report's figures if they are of these shards and the images are all there."""
+    plots = PlotsFolder(folder.root / "plots")
+    found = _read_if_good(DatasetStatistics, plots.statistics)
+    if found is None or found.shards_sha256 != shards_fingerprint(manifest):
+        return None
+    return found if all(plots.image(name).is_file() for name in CARD_CHARTS) else None
+
+
+def _preview(folder: DatasetFolder, manifest: Manifest) -> PreviewRecord | None:
+    """Return the preview's record if it is of these shards and of the tar that is there; `verify` names what is not."""
+    preview = PreviewFolder(folder.root)
+    found = _read_if_good(PreviewRecord, preview.record)
+    if found is None or found.shards_sha256 != shards_fingerprint(manifest) or not preview.shard.is_file():
+        return None
+    is_same = hashlib.sha256(preview.shard.read_bytes()).hexdigest() == found.sha256
+    return found if is_same else None
+
+
+def _read_if_good(cls: type[R], path: Path) -> R | None:
+    """Return the record; None where it is missing or of another version: the card can do without it."""
+    try:
+        return read_record(cls, path)
+    except RecordError:
+        return None

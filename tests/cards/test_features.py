@@ -7,7 +7,7 @@ import yaml
 from datasets import Array2D, Features
 from eaglehs.cards.facts import card_facts
 from eaglehs.cards.features import front_matter, read_kept
-from eaglehs.cards.render import render_card
+from eaglehs.cards.render import CardExtras, render_card
 from eaglehs.schemas.manifest import Manifest
 
 from tests.factories.manifests import make_manifest
@@ -70,7 +70,7 @@ def test_a_publishers_license_is_kept_and_all_else_is_made_anew():
     licensed = card.replace("---\n", "---\nlicense: other\nlicense_name: mine\nextra: gone\n", 1)
     kept = read_kept(licensed)
     assert kept == {"license": "other", "license_name": "mine"}
-    again = render_card(make_manifest(), kept)
+    again = render_card(make_manifest(), CardExtras(kept=kept))
     assert again.startswith("---\nlicense: other\nlicense_name: mine\npretty_name:")
     assert "the publisher gives it here" not in again
 

@@ -5,11 +5,16 @@ from dataclasses import replace
 from eaglehs.cards.render import plain, render_card
 
 from tests.factories.manifests import make_manifest
+from tests.factories.statistics import make_extras
 from tests.golden.remake import GOLDEN
 
 
 def test_the_card_is_the_golden_one():
     assert render_card(make_manifest()) == (GOLDEN / "card.md").read_text(encoding="utf-8")
+
+
+def test_the_card_with_charts_preview_and_terms_is_the_golden_one():
+    assert render_card(make_manifest(), make_extras()) == (GOLDEN / "card_full.md").read_text(encoding="utf-8")
 
 
 def test_the_card_warns_of_the_servers_layer_ids_and_gives_both_lists():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from eaglehs.cards.render import CardExtras
+from eaglehs.schemas.preview import PreviewRecord
 from eaglehs.schemas.statistics import (
     ChannelStatistics,
     DatasetStatistics,
@@ -85,3 +87,29 @@ def make_excerpt(key: str = "p0", **changes: Any) -> SampleExcerpt:
         "norms": {name: (norm, norm * 2, norm / 3, norm) for name, norm in NORMS.items()},
     }
     return SampleExcerpt(**(fields | changes))
+
+
+def make_preview(**changes: Any) -> PreviewRecord:
+    """Return the record of a preview of two samples with text."""
+    fields: dict[str, Any] = {
+        "shards_sha256": shards_fingerprint(make_manifest()),
+        "num_samples": 2,
+        "max_tokens": 2048,
+        "has_text": True,
+        "content_bytes": 321,
+        "size_bytes": 10_240,
+        "sha256": "e" * 64,
+    }
+    return PreviewRecord(**(fields | changes))
+
+
+def make_extras() -> CardExtras:
+    """Return everything that a card can tell beside its manifest."""
+    terms = {
+        "license": "other",
+        "license_name": "acme-open",
+        "license_link": "https://example.org/terms",
+        "model_terms": "Modified MIT",
+        "prompts_terms": "cc-by-4.0",
+    }
+    return CardExtras(kept=terms, statistics=make_statistics(), preview=make_preview())

@@ -12,9 +12,11 @@ from eaglehs.cards.render import render_card
 
 from tests.eaglehs.test_main import help_of_all_commands
 from tests.factories.manifests import make_manifest
+from tests.factories.statistics import make_extras
 
 GOLDEN = Path(__file__).parent
 
 if __name__ == "__main__":
     (GOLDEN / "help.txt").write_text(help_of_all_commands(), encoding="utf-8")
     (GOLDEN / "card.md").write_text(render_card(make_manifest()), encoding="utf-8")
+    (GOLDEN / "card_full.md").write_text(render_card(make_manifest(), make_extras()), encoding="utf-8")
