@@ -34,6 +34,7 @@ from .ring import MAX_SLOT_ROWS, DumpRing, Piece, RingShape
 from .sglang_view import (
     CaptureRefusedError,
     ModelShape,
+    capture_layers,
     find_backbone,
     model_shape,
     refused_settings,
@@ -109,7 +110,7 @@ class Guest:
         self.capture = Capture(
             rid_prefix=self.settings.rid_prefix, layers=layers, hidden_size=shape.hidden_size, put=put
         )
-        backbone.layers_to_capture = list(layers)
+        capture_layers(backbone, layers)
         backbone.register_forward_hook(self.in_backbone, with_kwargs=True)
         if is_writer:
             self.status.say_ready()

@@ -7,7 +7,7 @@ SGLang is imported inside functions only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -113,7 +113,7 @@ def find_backbone(model: torch.nn.Module) -> Any:
     """Return the module (a `torch.nn.Module`) that collects the states on the way through its layers.
 
     Raises:
-        CaptureRefusedError: there is none, or more than one, or its list means something else.
+        CaptureRefusedError: there is none, or more than one, or its list may mean something else.
     """
     found = [(name, module) for name, module in model.named_modules() if hasattr(module, "layers_to_capture")]
     name_of_model = type(model).__name__
@@ -129,7 +129,19 @@ def find_backbone(model: torch.nn.Module) -> Any:
         kind = type(backbone.layers_to_capture).__name__
         raise CaptureRefusedError(
             f"{name_of_model}: {name}.layers_to_capture is {kind}, not a list",
-            why="Such model files count another way (output of a layer, not input), so that states would be one off",
+            why="Model files of that form were seen to count outputs of layers, so that states would be one off",
             mend="Use --engine transformers for this model",
         )
     return backbone
+
+
+def capture_layers(backbone: Any, layers: Sequence[int]) -> None:
+    """Tell the backbone to collect the states that enter `layers`.
+
+    Set directly, not by SGLang's `set_eagle3_layers_to_capture`, which counts layer outputs in some model files and not
+    in others. Most files read the list; Qwen's MoE files and MiniMax-M3 read a flag on each layer instead.
+    """
+    backbone.layers_to_capture = list(layers)
+    for layer in layers:
+        if hasattr(backbone, "layers"):
+            backbone.layers[layer]._is_layer_to_capture = True

@@ -12,6 +12,7 @@ import pytest
 from eaglehs.extraction.capture_rules import RULES
 from eaglehs.extraction.sglang_view import (
     CLIENTS_RULES,
+    capture_layers,
     refused_settings,
     resolved_settings,
     rows_in_a_batch,
@@ -87,3 +88,11 @@ def test_a_prefix_cache_is_the_clients_business() -> None:
 
 def test_no_sglang_is_no_error() -> None:
     assert isinstance(sglang_version(), str)
+
+
+def test_layers_are_marked_both_ways_that_model_files_read() -> None:
+    backbone = SimpleNamespace(layers_to_capture=[], layers=[SimpleNamespace() for _ in range(8)])
+    capture_layers(backbone, (1, 4))
+    assert backbone.layers_to_capture == [1, 4]
+    flagged = [i for i, layer in enumerate(backbone.layers) if getattr(layer, "_is_layer_to_capture", False)]
+    assert flagged == [1, 4]
