@@ -53,7 +53,7 @@ def read_defaults(path: Path) -> dict[str, Any]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
         raise UsageError(f"{path} can't be read: {fault}") from None
-    known = {name: {p.name for p in command.params} for name, command in _commands().items()}
+    known = {name: {p.name: p for p in command.params} for name, command in _commands().items()}
     for command, options in settings.items():
         if command not in known or not isinstance(options, dict):
             raise UsageError(f"{path}: [{command}] is no command of eaglehs; there are {', '.join(sorted(known))}")
@@ -61,7 +61,10 @@ def read_defaults(path: Path) -> dict[str, Any]:
             if option.replace("-", "_") not in known[command]:
                 raise UsageError(f"{path}: [{command}] has no option {option!r}")
     return {
-        command: {option.replace("-", "_"): value for option, value in options.items()}
+        command: {
+            name: [value] if known[command][name].multiple and isinstance(value, str) else value
+            for name, value in ((option.replace("-", "_"), value) for option, value in options.items())
+        }
         for command, options in settings.items()
     }
 

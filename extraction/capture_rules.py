@@ -157,7 +157,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="piecewise CUDA graph",
-        settings=("disable_piecewise_cuda_graph",),  # SGLang before 0.5.16; on unless told otherwise
+        settings=("disable_piecewise_cuda_graph",),  # SGLang before 0.5.14; on unless told otherwise
         is_wrong=lambda value: value is False,
         why="A replayed graph hides the request ids and pads the rows",
         mend="Start the server with --disable-piecewise-cuda-graph",

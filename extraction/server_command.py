@@ -18,7 +18,7 @@ from .profile import Profile
 PLUGIN_NAME = "eaglehs"
 """Name of our entry point in SGLang's plugin group; `SGLANG_PLUGINS`, where set, must list it."""
 
-GRAPH_BACKENDS_SINCE = (0, 5, 16)
+GRAPH_BACKENDS_SINCE = (0, 5, 14)
 """The first SGLang version with one graph backend for each phase; older ones have two switches."""
 
 _OURS = {

@@ -81,6 +81,13 @@ def test_options_come_from_eaglehs_toml_and_flags_win_over_it(tmp_path):
     assert "2XB" not in eaglehs("pack", "--shard-size", "1GB", cwd=tmp_path).stderr
 
 
+@pytest.mark.parametrize("value", ['"http://a:1"', '["http://a:1"]'])
+def test_an_option_that_may_be_given_several_times_is_a_text_or_a_list_in_eaglehs_toml(value, tmp_path):
+    (tmp_path / "eaglehs.toml").write_text(f"[extract]\nserver = {value}\n")
+    done = eaglehs("extract", "--model", "m", "--prompts", "p", "--engine", "transformers", cwd=tmp_path)
+    assert "--server needs the sglang engine" in done.stderr or "http://a:1" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -6,12 +6,15 @@ import os
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from eaglehs.extraction.capture_settings import CaptureSettings
 from eaglehs.extraction.server import attached_server
 from eaglehs.extraction.server_checks import Expected
+from eaglehs.extraction.server_environment import find_sglang_version
+from eaglehs.extraction.sglang_versions import parse_version
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.dump import CaptureStatus
 from eaglehs.schemas.progress import Silent
@@ -42,14 +45,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(cpu_rig: CpuRig, model: Path, spool: Path) -> Iterator[SglangServer]:
     capture = CaptureSettings(dump_dir=spool, layers=LAYERS)
+    rig = replace(cpu_rig, environment={**cpu_rig.environment, **cores_for_two(cpu_rig)})
+    with rig.serve(model, *FLAGS, capture=capture) as running:
+        yield running
+
+
+def cores_for_two(rig: CpuRig) -> dict[str, str]:
+    """Since 0.5.19 SGLang binds each replica to cores of its own, and knows none for a second one unless it is told."""
+    if parse_version(find_sglang_version(str(rig.python))) < (0, 5, 19):
+        return {}
     cores = sorted(os.sched_getaffinity(0))
-    # SGLang binds each replica to cores of its own, and knows none for a second one unless it is told.
-    cpu_rig.environment["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
-    try:
-        with cpu_rig.serve(model, *FLAGS, capture=capture) as running:
-            yield running
-    finally:
-        del cpu_rig.environment["SGLANG_CPU_OMP_THREADS_BIND"]
+    return {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
 
 
 def test_each_replica_gives_the_rows_that_transformers_computes(server: SglangServer, spool: Path, model: Path) -> None:
