@@ -4,19 +4,25 @@ import re
 from pathlib import Path
 
 import pytest
+from eaglehs.builder.preview import PreviewSettings, write_preview
 from eaglehs.cards.render import render_card
+from eaglehs.cards.write import write_card
 
 from tests.factories.datasets import SyntheticDataset
 from tests.factories.manifests import make_manifest
 from tests.factories.readable import make_readable
+from tests.factories.statistics import make_extras
 
 CODE_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-NUM_BLOCKS = len(CODE_BLOCK.findall(render_card(make_manifest())))
+NUM_BLOCKS = len(CODE_BLOCK.findall(render_card(make_manifest(), make_extras())))
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDataset:
-    return make_readable(tmp_path_factory.mktemp("usage"))
+    dataset = make_readable(tmp_path_factory.mktemp("usage"))
+    write_preview(dataset.root, PreviewSettings(num_samples=2))
+    write_card(dataset.root)
+    return dataset
 
 
 @pytest.mark.parametrize("number", range(NUM_BLOCKS))
