@@ -53,8 +53,8 @@ def sglang_version() -> str:
 def resolved_settings(server_args: Any) -> dict[str, Any]:
     """Return the settings that the rules and the ring ask about, as they are in force.
 
-    SGLang decides several of them after parsing. Since 0.5.17 or so the record that the model runner holds stays as it
-    was given, and the decisions stand beside it: `resolved_dict()` there, `_resolved()` in 0.5.16, the record before.
+    SGLang decides several of them after parsing. Since 0.5.15 the record that the model runner holds stays as it
+    was given, and the decisions stand beside it: `resolved_dict()` since 0.5.19, `_resolved()` before.
     """
     view = server_args
     for name in ("resolved_dict", "_resolved"):
@@ -89,9 +89,9 @@ def refused_settings(settings: Mapping[str, Any]) -> Iterator[Violation]:
 
 def tensor_parallel_rank(runner: Any) -> int:
     """Return the rank of this process among those that share the model; without DP and PP, the attention's rank too."""
-    if hasattr(runner, "tp_rank"):  # up to about 0.5.12
+    if hasattr(runner, "tp_rank"):  # up to 0.5.15, and 0.5.21
         return int(runner.tp_rank)
-    if hasattr(runner, "ps"):  # 0.5.16, 0.5.20
+    if hasattr(runner, "ps"):  # 0.5.16 to 0.5.20
         return int(runner.ps.tp_rank)
     from sglang.srt.runtime_context import get_parallel
 
