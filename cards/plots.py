@@ -12,10 +12,13 @@ from ..schemas.statistics import PlotsFolder
 from .axis import axis_of, tick_text
 from .charts import Chart, Mark
 
-_SIZE_INCHES = (5.0, 3.0)
-_DPI = 130
+_SIZE_INCHES = (3.7, 2.6)
+"""Small, so that letters are large beside the drawing: the card shows three in a row."""
+
+_DPI = 180
 _COLOURS = ("#2563a8", "#c2571a", "#2d7d46", "#8a3ea1", "#8c7a10")
 _MAX_LABELS = 12
+_MAX_LABEL_CHARS = 42
 
 
 def write_plots(charts: tuple[Chart, ...], folder: PlotsFolder) -> tuple[Path, ...]:
@@ -71,7 +74,7 @@ def _lines(chart: Chart, axes: Any) -> None:
         places = [place for place, value in enumerate(series.values) if value is not None]
         values = [value for value in series.values if value is not None]
         axes.plot(places, values, marker="o", markersize=3, color=_COLOURS[number % len(_COLOURS)], label=series.name)
-    axes.legend(fontsize=7, frameon=False, ncols=len(chart.series), loc="upper center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(fontsize=6.5, frameon=False, ncols=len(chart.series), loc="upper center", columnspacing=1.0)
 
 
 def _boxes(chart: Chart, axes: Any) -> None:
@@ -101,9 +104,9 @@ def _dress(chart: Chart, axes: Any) -> None:
     axes.minorticks_off()
     every = -(-len(chart.labels) // _MAX_LABELS) or 1
     shown = range(0, len(chart.labels), every)
-    is_wide = sum(len(chart.labels[number]) for number in shown) > 56
+    is_wide = sum(len(chart.labels[number]) for number in shown) > _MAX_LABEL_CHARS
     axes.set_xticks(list(shown), [chart.labels[number] for number in shown])
-    axes.tick_params(axis="x", labelsize=7, rotation=30 if is_wide else 0)
+    axes.tick_params(axis="x", labelsize=6.5 if is_wide else 7.5, rotation=30 if is_wide else 0)
     axes.tick_params(axis="y", labelsize=8)
     for label in axes.get_xticklabels() if is_wide else ():
         label.set(ha="right", rotation_mode="anchor")

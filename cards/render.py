@@ -14,6 +14,7 @@ from ..schemas.preview import PreviewRecord
 from ..schemas.sizes import format_size
 from ..schemas.states import array_specs
 from ..schemas.statistics import DatasetStatistics
+from ..schemas.verified import Verified
 from .charts import CARD_CHARTS, charts
 from .facts import card_facts
 from .features import front_matter
@@ -34,6 +35,8 @@ class CardExtras:
     """The report's figures; the charts then lie in plots/."""
 
     preview: PreviewRecord | None = None
+    verified: Verified | None = None
+    """Samples that were computed again by the model, without a fault."""
 
 
 def render_card(manifest: Manifest, extras: CardExtras | None = None) -> str:
@@ -55,6 +58,7 @@ def render_card(manifest: Manifest, extras: CardExtras | None = None) -> str:
             statistics=extras.statistics,
             charts=[chart for chart in drawn if chart.name in CARD_CHARTS],
             preview=extras.preview,
+            verified=extras.verified,
             names=layer_names(manifest.layers, manifest.model.num_layers),
             input_of=input_of,
             output_of=output_of,

@@ -12,6 +12,7 @@ from ..schemas.errors import RecordError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.preview import PreviewFolder, PreviewRecord
 from ..schemas.statistics import DatasetStatistics, PlotsFolder, shards_fingerprint
+from ..schemas.verified import Verified, manifest_sha256, verified_path
 from .charts import CARD_CHARTS
 from .features import read_kept
 from .licenses import CardTerms, merge_terms
@@ -24,7 +25,7 @@ def write_card(dataset: Path, terms: CardTerms | None = None) -> Path:
     """Write README.md of the packed dataset in the folder `dataset`, and return its path.
 
     Terms that the publisher put into an earlier card stay where `terms` gives no others; all else is made anew from
-    manifest.json, and from statistics and preview where these are of this packing.
+    manifest.json, and from statistics, preview and verification where these are of this packing.
 
     Raises:
         UsageError: `dataset` holds no manifest.json, or `terms` can't be.
@@ -42,6 +43,7 @@ def write_card(dataset: Path, terms: CardTerms | None = None) -> Path:
         kept=merge_terms(kept, terms or CardTerms()),
         statistics=_statistics(folder, manifest),
         preview=_preview(folder, manifest),
+        verified=_verified(folder),
     )
     write_atomically(folder.card, render_card(manifest, extras).encode())
     return folder.card
@@ -64,6 +66,13 @@ def _preview(folder: DatasetFolder, manifest: Manifest) -> PreviewRecord | None:
         return None
     is_same = hashlib.sha256(preview.shard.read_bytes()).hexdigest() == found.sha256
     return found if is_same else None
+
+
+def _verified(folder: DatasetFolder) -> Verified | None:
+    """Return what `verify --model --write-report` found of this very manifest."""
+    found = _read_if_good(Verified, verified_path(folder.root))
+    is_of_this = found is not None and found.manifest_sha256 == manifest_sha256(folder.manifest)
+    return found if found is not None and is_of_this and not found.faults else None
 
 
 def _read_if_good(cls: type[R], path: Path) -> R | None:

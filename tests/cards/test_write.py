@@ -7,8 +7,10 @@ from eaglehs.cards.render import render_card
 from eaglehs.cards.write import write_card
 from eaglehs.schemas.codec import write_record
 from eaglehs.schemas.errors import RecordError, UsageError
+from eaglehs.schemas.verified import manifest_sha256, verified_path
 
 from tests.factories.manifests import make_manifest
+from tests.factories.statistics import make_verified
 
 
 def test_the_card_is_written_beside_the_manifest(tmp_path: Path):
@@ -40,3 +42,16 @@ def test_a_cut_manifest_leaves_the_old_card(tmp_path: Path):
     with pytest.raises(RecordError, match="not valid JSON"):
         write_card(tmp_path)
     assert (tmp_path / "README.md").read_text() == old
+
+
+def test_a_verification_is_told_only_of_its_own_manifest_and_only_without_faults(tmp_path: Path):
+    write_record(tmp_path / "manifest.json", make_manifest())
+    (tmp_path / "_index").mkdir()
+    own = manifest_sha256(tmp_path / "manifest.json")
+    for record, is_told in (
+        (make_verified(manifest_sha256=own), True),
+        (make_verified(), False),
+        (make_verified(manifest_sha256=own, faults=("layer_3 is another layer",)), False),
+    ):
+        write_record(verified_path(tmp_path), record)
+        assert ("**Computed again**" in write_card(tmp_path).read_text()) == is_told

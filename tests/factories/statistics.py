@@ -16,6 +16,7 @@ from eaglehs.schemas.statistics import (
     StateStatistics,
     shards_fingerprint,
 )
+from eaglehs.schemas.verified import StateReading, Verified
 
 from tests.factories.manifests import make_manifest
 
@@ -112,4 +113,39 @@ def make_extras() -> CardExtras:
         "model_terms": "Modified MIT",
         "prompts_terms": "cc-by-4.0",
     }
-    return CardExtras(kept=terms, statistics=make_statistics(), preview=make_preview())
+    return CardExtras(kept=terms, statistics=make_statistics(), preview=make_preview(), verified=make_verified())
+
+
+def make_verified(**changes: Any) -> Verified:
+    """Return a verification of two samples without a fault."""
+    fields: dict[str, Any] = {
+        "manifest_sha256": "f" * 64,
+        "checked_at": "2026-01-03T04:05:06+00:00",
+        "eaglehs_version": "0.1.0",
+        "model": "moonshotai/Kimi-K2.5",
+        "revision": "0123456789abcdef0123456789abcdef01234567",
+        "reference": "transformers 5.0 in float32 on cpu",
+        "seed": 0,
+        "max_tokens": 512,
+        "samples": ("p0", "p2"),
+        "num_rows": 38,
+        "states": tuple(
+            StateReading(
+                state=name,
+                error_median=0.004,
+                error_total=0.005,
+                own_median=0.0045,
+                allowed=0.02,
+                nearest="final" if name == "final" else f"hidden_states[{name[6:]}]",
+                next_best="hidden_states[60]",
+                next_best_error=0.4,
+            )
+            for name in NORMS
+        ),
+        "num_next_tokens": 2,
+        "num_next_agree": 2,
+        "same_token_share": 0.974,
+        "own_same_token_share": None,
+        "faults": (),
+    }
+    return Verified(**(fields | changes))
