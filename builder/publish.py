@@ -23,8 +23,9 @@ from ..schemas.errors import DataError, StorageError
 from ..schemas.manifest import DatasetFolder
 from ..schemas.progress import Progress
 from .hub_client import Change, CopySource, HubClient, RemoteFile
+from .hub_errors import HubConflictError
 from .publish_files import LocalFile
-from .publish_plan import PublishPlan, PublishSettings
+from .publish_plan import PublishPlan, PublishSettings, stale_files
 
 _SHOWN = 5
 
@@ -105,7 +106,7 @@ class Publication:
         """Make the dataset visible in one commit, compare the Hub's listing with it, and return the commit."""
         self._progress.note("making the dataset visible")
         branch = self._settings.branch
-        target = self._hub.state(branch)
+        parent = self._unchanged_head(plan)
         copies = [*((source, file.name) for source, file in plan.copies), *self._staged_copies(plan.sends)]
         additions = [self._sent(file, branch) for file in plan.changes]
         change = Change(
@@ -113,12 +114,26 @@ class Publication:
             additions=additions,
             copies=copies,
             deletions=plan.stale,
-            parent=plan.head or (target.head if target else None),
+            parent=parent,
         )
         revision = self._hub.commit(branch, change, is_done=lambda: self._visible(plan))
         self._compare(plan, revision)
         self._hub.drop_branch(self._settings.staging)
         return revision
+
+    def _unchanged_head(self, plan: PublishPlan) -> str | None:
+        """Return the commit that the branch must be at still; for a new branch, nobody may have filled it meanwhile."""
+        if plan.head is not None:
+            return plan.head
+        state = self._hub.state(self._settings.branch)
+        there = self._hub.files(state.head) if state else {}
+        if foreign := stale_files(there, plan.files):
+            raise HubConflictError(
+                f"{self._hub.repo} was empty when the push began and has {foreign[0]} now",
+                why="Somebody else publishes there",
+                mend="Agree who does; then the same command shows what it would remove",
+            )
+        return state.head if state else None
 
     def _commit_batch(self, batch: Sequence[LocalFile]) -> None:
         branch, size = self._settings.staging, sum(file.size_bytes for file in batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -57,8 +57,10 @@ def local_files(folder: DatasetFolder, manifest: Manifest) -> tuple[LocalFile, .
     """Return the shards in the manifest's order, then all other files by name.
 
     Raises:
-        UnpublishableError: the Hub would refuse one, or `datasets` the repository for it.
+        UnpublishableError: the Hub would refuse one.
     """
+    for path in _other_paths(folder.root, {entry.name for entry in manifest.shards}):
+        _check_size(path.name, path.stat().st_size)  # before it is read to be hashed
     shards = [
         LocalFile(
             name=entry.name,
@@ -71,40 +73,23 @@ def local_files(folder: DatasetFolder, manifest: Manifest) -> tuple[LocalFile, .
     ]
     listed = {file.name for file in shards}
     files = (*shards, *_others(folder.root, listed))
-    _check_limits(files)
+    check_limits(files)
     return files
 
 
-def folder_counts(files: tuple[LocalFile, ...]) -> dict[str, int]:
+def folder_counts(files: Sequence[LocalFile]) -> dict[str, int]:
     """Return folder -> number of files straight in it; `.` is the root."""
     return dict(sorted(Counter(str(PurePosixPath(file.name).parent) for file in files).items()))
 
 
-def _others(root: Path, listed: set[str]) -> Iterator[LocalFile]:
-    for path in sorted(root.rglob("*")):
-        relative = path.relative_to(root)
-        name = relative.as_posix()
-        if name in listed or any(part.startswith(".") for part in relative.parts) or not path.is_file():
-            continue
-        if len(relative.parts) == 1 and path.suffix == ".py":
-            raise UnpublishableError(
-                f"{path} is a Python file at the root",
-                why="`datasets` refuses a repository that seems to have a loading script",
-                mend="Move it away",
-            )
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield LocalFile(name=name, path=path, size_bytes=path.stat().st_size, sha256=digest, is_shard=False)
+def check_limits(files: Sequence[LocalFile]) -> None:
+    """Refuse files and folders that are too large for the Hub.
 
-
-def _check_limits(files: tuple[LocalFile, ...]) -> None:
+    Raises:
+        UnpublishableError: with both numbers.
+    """
     for file in files:
-        if file.size_bytes > MAX_FILE_BYTES:
-            raise UnpublishableError(
-                f"{file.name} has {file.size_bytes:,} bytes ({format_size(file.size_bytes)})",
-                why=f"The Hub takes no file over {format_size(MAX_FILE_BYTES)}",
-                mend="Pack again with a smaller --shard-size, such as 2GB",
-            )
+        _check_size(file.name, file.size_bytes)
     for folder, count in folder_counts(files).items():
         if count > MAX_FOLDER_FILES:
             raise UnpublishableError(
@@ -112,3 +97,29 @@ def _check_limits(files: tuple[LocalFile, ...]) -> None:
                 why=f"The Hub takes no more than {MAX_FOLDER_FILES:,} in one",
                 mend="Pack again with a larger --shard-size",
             )
+
+
+def _check_size(name: str, size_bytes: int) -> None:
+    if size_bytes > MAX_FILE_BYTES:
+        raise UnpublishableError(
+            f"{name} has {size_bytes:,} bytes ({format_size(size_bytes)})",
+            why=f"The Hub takes no file over {format_size(MAX_FILE_BYTES)}",
+            mend="Pack again with a smaller --shard-size, such as 2GB",
+        )
+
+
+def _other_paths(root: Path, listed: Collection[str]) -> Iterator[Path]:
+    """Yield the files that are no shards, sorted; hidden ones and those in hidden folders are left out."""
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        is_hidden = any(part.startswith(".") for part in relative.parts)
+        if not is_hidden and relative.as_posix() not in listed and path.is_file():
+            yield path
+
+
+def _others(root: Path, listed: Collection[str]) -> Iterator[LocalFile]:
+    for path in _other_paths(root, listed):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        name = path.relative_to(root).as_posix()
+        yield LocalFile(name=name, path=path, size_bytes=path.stat().st_size, sha256=digest, is_shard=False)

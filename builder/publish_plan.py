@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,8 +173,6 @@ def _by_sha(files: Mapping[str, RemoteFile], state: RepositoryState | None) -> d
 def _compared(dataset: Path, manifest: Manifest, files: tuple[LocalFile, ...], found: _Found) -> PublishPlan:
     absent = [file for file in files if not file.is_at(found.there.get(file.name))]
     shards = [file for file in absent if file.is_shard]
-    names = {file.name for file in files}
-    stale = [path for path in found.there if path.split("/")[0] in OWN_FOLDERS and path not in names]
     return PublishPlan(
         dataset=dataset,
         manifest=manifest,
@@ -185,9 +183,15 @@ def _compared(dataset: Path, manifest: Manifest, files: tuple[LocalFile, ...], f
         sends=tuple(file for file in shards if file.sha256 not in found.sources),
         copies=tuple((found.sources[file.sha256], file) for file in shards if file.sha256 in found.sources),
         changes=tuple(file for file in absent if not file.is_shard),
-        stale=tuple(sorted(stale)),
+        stale=stale_files(found.there, files),
         has_staging=found.has_staging,
     )
+
+
+def stale_files(there: Iterable[str], files: Sequence[LocalFile]) -> tuple[str, ...]:
+    """Return the paths that are there, in folders that are the dataset's, and are not of the dataset."""
+    names = {file.name for file in files}
+    return tuple(sorted(path for path in there if path.split("/")[0] in OWN_FOLDERS and path not in names))
 
 
 def plan_facts(plan: PublishPlan, hub: HubClient, settings: PublishSettings) -> PlanFacts:
