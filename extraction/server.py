@@ -9,6 +9,7 @@ Both are context managers and work in the main thread around `asyncio.run`. Ctrl
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,12 +201,18 @@ def attached_server(
 ) -> Iterator[AttachedServer]:
     """Yield a running server when it has passed the same checks as one of ours; it is left as it is.
 
+    Dumps of this run that are still in its folder at the end are removed.
+
     Raises:
         EngineError: it does not answer, or would not capture right.
     """
     server = AttachedServer(url, expected, api_key=api_key)
     server.make_ready(progress)
-    yield server
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(OSError):  # dumps that came after their request was given up
+            clean(server.dump_dir, rid_prefix=expected.rid_prefix)
 
 
 def _expected_of(settings: ServerSettings) -> Expected:

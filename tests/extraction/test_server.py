@@ -174,6 +174,16 @@ def test_each_replica_of_a_data_parallel_server_is_tried(tmp_path: Path):
     fake.stop()
 
 
+def test_dumps_that_came_too_late_do_not_stay_in_the_folder_of_a_server_that_goes_on(tmp_path: Path):
+    fake = FakeSglang(FakeSettings(dump_dir=tmp_path), Faults()).start()
+    expected = Expected(model="tiny", layers=(1, 2), rid_prefix="eh-run1-", dump_dir=tmp_path)
+    with attached_server(fake.url, expected, Silent()):
+        for rid in ("eh-run1-a-0", "eh-run2-a-0"):
+            (tmp_path / f"{rid}.000000-000006.pt").write_bytes(b"late")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capture.json", "eh-run2-a-0.000000-000006.pt"]
+    fake.stop()
+
+
 def test_arguments_that_contradict_capture_are_refused_before_anything_starts(settings: Settings, tmp_path: Path):
     with pytest.raises(ContradictingArgumentError, match="pipeline parallelism"):
         open_and_close(settings(extra_args=("--pp-size", "2")))
