@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 import weakref
 from queue import Empty, SimpleQueue
 
@@ -20,7 +21,7 @@ _PIECE_ALIGNMENT = 4096
 
 
 class Arena:
-    """One stretch of `size_bytes`; pieces may be returned by any thread, and are taken by one."""
+    """One stretch of `size_bytes`, for any number of threads."""
 
     def __init__(self, size_bytes: int) -> None:
         """Reserve addresses; memory is used from the low end, and only as far as it is needed."""
@@ -28,6 +29,7 @@ class Arena:
         self._memory = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._lock = threading.Lock()  # never held by what returns a piece: that may interrupt its holder
         self._lent: list[tuple[int, int]] = []
         """(begin, end), ascending."""
         # SimpleQueue may be put to from a destructor that interrupts any other code, a Condition may not.
@@ -38,19 +40,21 @@ class Arena:
     @property
     def lent_bytes(self) -> int:
         """Bytes that tensors are held over."""
-        self._take_back()
-        return sum(end - begin for begin, end in self._lent)
+        with self._lock:
+            self._take_back()
+            return sum(end - begin for begin, end in self._lent)
 
     def take(self, size_bytes: int) -> torch.Tensor | None:
         """Return a uint8 block of `size_bytes`, with what was in it before, or None where no gap is as large."""
-        self._take_back()
         size = pad_to(max(size_bytes, 1), _PIECE_ALIGNMENT)
-        begin = 0
-        for number, (lent_begin, lent_end) in enumerate([*self._lent, (self.size_bytes, 0)]):
-            if lent_begin - begin >= size:
-                self._lent.insert(number, (begin, begin + size))
-                return self._block(begin, size, size_bytes)
-            begin = lent_end
+        with self._lock:
+            self._take_back()
+            begin = 0
+            for number, (lent_begin, lent_end) in enumerate([*self._lent, (self.size_bytes, 0)]):
+                if lent_begin - begin >= size:
+                    self._lent.insert(number, (begin, begin + size))
+                    return self._block(begin, size, size_bytes)
+                begin = lent_end
         return None
 
     def _block(self, begin: int, size: int, size_bytes: int) -> torch.Tensor:
