@@ -1,0 +1,157 @@
+"""`extract --pack` from the command line: the bytes of two steps, through kills, refusals and full disks."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from eaglehs.schemas.codec import read_record
+from eaglehs.schemas.manifest import Manifest
+
+from tests.eaglehs.cli import eaglehs, ledger_lines, start_eaglehs, wait_until
+
+PACK = ("--pack", "dataset", "--shard-size", "700kB")
+
+
+@pytest.fixture(scope="module")
+def extract(tiny_model, prompt_file):
+    return ("extract", "--model", tiny_model, "--prompts", prompt_file, "--engine", "transformers")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, extract) -> Path:
+    """A folder with the run and dataset of an extraction in two steps."""
+    folder = tmp_path_factory.mktemp("two-steps")
+    assert eaglehs(*extract, cwd=folder).returncode == 0
+    assert eaglehs("pack", "--shard-size", "700kB", cwd=folder).returncode == 0
+    return folder
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Return all that must be the same in two runs: shards by hash, the index, and what the manifest says of them."""
+    dataset = folder / "dataset"
+    manifest = read_record(Manifest, dataset / "manifest.json")
+    return {
+        "files": sorted(path.name for path in (dataset / "data").iterdir()),
+        "shards": manifest.shards,
+        "index": (dataset / "_index/samples.parquet").read_bytes(),
+        "norms": manifest.state_norms,
+        "totals": manifest.totals,
+        "sizes": (manifest.shard_size_bytes, manifest.shuffle_seed, manifest.failed),
+    }
+
+
+def test_one_step_makes_the_dataset_of_two(extract, unbroken, tmp_path):
+    done = eaglehs(*extract, *PACK, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["dataset"]["totals"]["num_samples"] == 30
+    assert contents(tmp_path) == contents(unbroken)
+    assert not list(tmp_path.rglob("*.pt"))
+    assert eaglehs("verify", "dataset", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "dataset/README.md").exists()
+    packed = eaglehs("pack", "run", "--out", "other", cwd=tmp_path)
+    assert packed.returncode == 2
+    assert f"packed already (extract --pack), into {tmp_path / 'dataset'}" in packed.stderr
+    assert not (tmp_path / "other").exists()
+    otherwise = eaglehs(*extract, "--pack", "dataset", "--shard-size", "1MB", cwd=tmp_path)
+    assert otherwise.returncode == 2
+    assert "--shard-size 700000" in otherwise.stderr
+
+
+@pytest.mark.parametrize("kill_at", [0, 9, 17, 29])
+def test_a_killed_run_goes_on_to_the_bytes_of_an_unbroken_one(kill_at, extract, unbroken, tmp_path):
+    run = tmp_path / "run"
+    process = start_eaglehs(*extract, *PACK, cwd=tmp_path)
+    wait_until(lambda: (run / "run.json").exists() and len(ledger_lines(run)) >= kill_at, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = ledger_lines(run)
+    done = eaglehs(*extract, *PACK, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_new"] == 30 - len(finished)
+    assert ledger_lines(run)[: len(finished)] == finished
+    assert contents(tmp_path) == contents(unbroken)
+    assert not list(tmp_path.rglob(".*.part"))
+    assert not (run / ".spool").exists()
+
+
+def test_options_of_pack_without_it_are_refused(extract, tmp_path):
+    done = eaglehs(*extract, "--shard-size", "1MB", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "need --pack DATASET" in done.stderr
+
+
+def test_a_dry_run_tells_shards_room_and_time_and_writes_nothing(extract, tmp_path):
+    done = eaglehs(*extract, *PACK, "--dry-run", "--json", "--rate", "100", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["forecast"]
+    assert plan["dataset"] == "dataset"
+    assert plan["num_shards"] > 2
+    assert plan["seconds"] == plan["pending_tokens"] / 100
+    (space,) = plan["spaces"]
+    assert space["needed_bytes"] >= plan["dataset_bytes"]
+    assert plan["faults"] == []
+    text = eaglehs(*extract, "--dry-run", cwd=tmp_path).stdout
+    assert "time       unknown: nothing was measured yet" in text
+    assert "when it is packed" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def long_prompts(tmp_path) -> Path:
+    """Forty prompts of 150 tokens: 6 MB of states of the tiny model."""
+    path = tmp_path / "long.jsonl"
+    rows = ({"id": str(n), "input_ids": [(n * 31 + t * 7) % 900 + 1 for t in range(150)]} for n in range(40))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_what_cannot_fit_is_refused_before_the_start_with_the_numbers(small_disk, long_prompts, tiny_model, tmp_path):
+    arguments = ("extract", "--model", tiny_model, "--prompts", long_prompts, "--engine", "transformers")
+    arguments += ("--loss-mask", "all", "--pack", small_disk / "dataset")
+    for option in ((), ("--dry-run",)):
+        done = eaglehs(*arguments, *option, cwd=tmp_path)
+        assert done.returncode == 4, done.stderr
+        assert "are free there" in done.stderr
+        assert "are missing" in done.stderr
+    assert not (tmp_path / "run/run.json").exists()
+
+
+def test_a_disk_that_fills_in_mid_shard_is_named_and_the_same_command_goes_on(
+    small_disk, long_prompts, tiny_model, tmp_path
+):
+    arguments = ("extract", "--model", tiny_model, "--prompts", long_prompts, "--engine", "transformers")
+    arguments += ("--loss-mask", "all", "--limit", "16", "--pack", small_disk / "dataset", "--json")
+    process = start_eaglehs(*arguments, cwd=tmp_path)
+    wait_until(lambda: len(ledger_lines(tmp_path / "run")) >= 2, process)
+    with (small_disk / "other").open("wb") as other:  # somebody else fills the disk
+        try:
+            while True:
+                other.write(bytes(65536))
+                other.flush()
+        except OSError:
+            pass
+    assert process.wait(timeout=120) == 4
+    said = (tmp_path / "out.txt").read_text()
+    assert "No space left on device" in said
+    assert "bytes are free there" in said
+    kept = len(ledger_lines(tmp_path / "run"))
+    (small_disk / "other").unlink()
+    done = eaglehs(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_new"] == 16 - kept
+    assert eaglehs("verify", small_disk / "dataset", cwd=tmp_path).returncode == 0
