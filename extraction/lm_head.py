@@ -95,6 +95,8 @@ def open_lm_head(model: ModelFacts) -> LmHead:
             another shape.
     """
     config = _read_json(_local_file(model, "config.json"))
+    if any(part.get("final_logit_softcapping") for part in _parts(config)):
+        raise NoHeadError("the model bends its logits (final_logit_softcapping), so that likely tokens come level")
     names = _tensor_files(model)
     name = _head_name(names, is_tied=_is_tied(config))
     weight = _tensor(_local_file(model, names[name]), name)
@@ -147,12 +149,15 @@ def _head_name(names: dict[str, str], *, is_tied: bool) -> str:
 
 
 def _is_tied(config: dict[str, Any]) -> bool:
-    """Tell whether the head is the embeddings; the language model's part of the config wins over the whole."""
-    parts = [config.get(name) for name in ("text_config", "language_config", "llm_config")]
-    for part in (*parts, config):
-        if isinstance(part, dict) and isinstance(part.get("tie_word_embeddings"), bool):
-            return bool(part["tie_word_embeddings"])
-    return True  # transformers' default; a head of its own is looked for first
+    """Tell whether the head is the embeddings."""
+    said = (part["tie_word_embeddings"] for part in _parts(config) if "tie_word_embeddings" in part)
+    return bool(next(said, True))  # transformers' default; a head of its own is looked for first
+
+
+def _parts(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the language model's part of the config and the whole; the first that says a thing is right."""
+    parts = [*(config.get(name) for name in ("text_config", "language_config", "llm_config")), config]
+    return [part for part in parts if isinstance(part, dict)]
 
 
 def _names_in(path: Path) -> list[str]:
