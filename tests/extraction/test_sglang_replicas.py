@@ -66,8 +66,11 @@ def test_each_replica_gives_the_rows_that_transformers_computes(server: SglangSe
     for (rid, prompt), (captured, expected) in zip(prompts.items(), pairs, strict=True):
         assert_right_rows(captured, expected, prompt, answers[rid])
     assert_as_exact(pairs, yardsticks=[])
-    busy = set(re.findall(r"(DP\d)[^\]]*\] Prefill batch", server.log.read_text()))
-    assert busy == {"DP0", "DP1"}, "one replica did all the work: this test showed nothing"
+    assert busy_replicas(server.log.read_text()) == {"DP0", "DP1"}, "one replica did all the work: nothing was shown"
+
+
+def busy_replicas(log: str) -> set[str]:
+    return set(re.findall(r"(DP\d)[^\]]*\] Prefill batch", log))
 
 
 def test_the_status_is_ready_for_both(server: SglangServer, spool: Path) -> None:
@@ -76,6 +79,7 @@ def test_the_status_is_ready_for_both(server: SglangServer, spool: Path) -> None
 
 def test_the_checks_pass_and_each_replica_is_tried_alone(server: SglangServer, spool: Path, model: Path) -> None:
     expected = Expected(model=str(model), layers=LAYERS, rid_prefix="eh-run1-", dump_dir=spool)
+    log_before = server.log.read_text()
     with attached_server(str(server.http.base_url), expected, Silent()):
-        pass
+        assert busy_replicas(server.log.read_text().removeprefix(log_before)) == {"DP0", "DP1"}
     assert not list(spool.glob("eh-run1-*"))
