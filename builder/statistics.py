@@ -9,7 +9,8 @@ Memory: the index, a block of rows of each state, and sums as wide as the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,11 +75,12 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
     shown = {row.key for row in evenly_spaced(chosen, settings.num_excerpts)}
     pass_ = _Pass(catalog)
     excerpts = []
-    for row in chosen:
-        excerpt = pass_.take(row, settings.excerpt_tokens if row.key in shown else 0)
-        excerpts += [excerpt] if row.key in shown else []
-        size_bytes = sum(place.length for place in row.arrays.values())
-        progress.advance(num_samples=1, num_tokens=row.num_tokens, size_bytes=size_bytes)
+    with _one_thread():
+        for row in chosen:
+            excerpt = pass_.take(row, settings.excerpt_tokens if row.key in shown else 0)
+            excerpts += [excerpt] if row.key in shown else []
+            size_bytes = sum(place.length for place in row.arrays.values())
+            progress.advance(num_samples=1, num_tokens=row.num_tokens, size_bytes=size_bytes)
     statistics = DatasetStatistics(
         shards_sha256=shards_fingerprint(catalog.manifest),
         num_samples=len(catalog.rows),
@@ -116,11 +118,11 @@ class _Pass:
         step = max(_BLOCK_BYTES // (4 * self._width), 1)
         for start in range(0, row.num_tokens, step):
             blocks = [arrays[name][start : start + step].to(torch.float32) for name in self._names]
-            for name, tally, block_NH in zip(self._names, self.states, blocks, strict=True):
-                block_norms = tally.update(row.key, start, block_NH)
+            found = [tally.update(row.key, start, block) for tally, block in zip(self.states, blocks, strict=True)]
+            for name, block_norms in zip(self._names, found, strict=True):
                 norms[name] += block_norms[: max(num_shown - start, 0)].tolist()
-            for pair, (first_NH, second_NH) in zip(self.pairs, pairwise(blocks), strict=True):
-                pair.update(first_NH, second_NH)
+            for pair, both, both_norms in zip(self.pairs, pairwise(blocks), pairwise(found), strict=True):
+                pair.update(*both, *both_norms)
         return SampleExcerpt(
             key=row.key,
             id=row.id,
@@ -130,6 +132,17 @@ class _Pass:
             loss_mask=tuple(arrays[LOSS_MASK][:num_shown].tolist()),
             norms={name: tuple(values) for name, values in norms.items()},
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: blocks are too small to share, and waiting for others cost ten times the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def evenly_spaced(rows: Sequence[IndexRow], count: int | None) -> list[IndexRow]:

@@ -17,8 +17,11 @@ _SIZE_INCHES = (3.7, 2.6)
 
 _DPI = 180
 _COLOURS = ("#2563a8", "#c2571a", "#2d7d46", "#8a3ea1", "#8c7a10")
+_MAX_UPRIGHT_CHARS = 44
+"""Of all labels on one line; where they are more, short ones are thinned out and long ones are slanted."""
+
+_SHORT_CHARS = 7
 _MAX_LABELS = 12
-_MAX_LABEL_CHARS = 42
 
 
 def write_plots(charts: tuple[Chart, ...], folder: PlotsFolder) -> tuple[Path, ...]:
@@ -102,9 +105,10 @@ def _dress(chart: Chart, axes: Any) -> None:
     axes.set_ylim(axis.low, axis.high * head_room)
     axes.set_yticks(axis.ticks, [tick_text(tick) for tick in axis.ticks], minor=False)
     axes.minorticks_off()
-    every = -(-len(chart.labels) // _MAX_LABELS) or 1
-    shown = range(0, len(chart.labels), every)
-    is_wide = sum(len(chart.labels[number]) for number in shown) > _MAX_LABEL_CHARS
+    longest = max((len(label) for label in chart.labels), default=0)
+    is_wide = longest > _SHORT_CHARS and (longest + 2) * len(chart.labels) > _MAX_UPRIGHT_CHARS + 16
+    room = _MAX_LABELS if is_wide else max(_MAX_UPRIGHT_CHARS // (longest + 2), 4)
+    shown = range(0, len(chart.labels), -(-len(chart.labels) // room) or 1)
     axes.set_xticks(list(shown), [chart.labels[number] for number in shown])
     axes.tick_params(axis="x", labelsize=6.5 if is_wide else 7.5, rotation=30 if is_wide else 0)
     axes.tick_params(axis="y", labelsize=8)
