@@ -15,7 +15,7 @@ SGLANG_VENV      := $(CACHE)/sglang-$(SGLANG_VERSION)-$(SGLANG_HASH)
 SGLANG_GIVEN     := $(if $(VERSION),,$(EAGLEHS_SGLANG_PYTHON))
 SGLANG_PYTHON    := $(or $(SGLANG_GIVEN),$(SGLANG_VENV)/bin/python)
 
-.PHONY: help demo test test-fast test-sglang lint bench goldens clean
+.PHONY: help demo test test-fast test-kills test-sglang lint bench goldens clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test       lint and all tests, real SGLang on the CPU included (first time: 11 GB, 5 minutes)"
 	@echo "make test-fast  lint and all tests that need no SGLang"
 	@echo "make test-sglang VERSION=0.5.16   the tests of real SGLang, on the CPU, with that version of it"
+	@echo "make test-kills the whole kill matrix on real SGLang, its report printed: about an hour"
 	@echo "make lint       ruff, mypy and the house rules"
 	@echo "make bench      the figures that README quotes"
 
@@ -30,13 +31,16 @@ demo: $(VENV)/.ok
 	$(BIN)/eaglehs demo
 
 test: lint $(SGLANG_VENV)/.ok
-	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m "not gpu"
+	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m "not gpu and not kills"
 
 test-fast: lint
-	$(BIN)/pytest -m "not sglang and not gpu"
+	$(BIN)/pytest -m "not sglang and not gpu and not kills"
 
 test-sglang: $(VENV)/.ok $(SGLANG_VENV)/.ok
-	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m "sglang and not gpu"
+	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -m "sglang and not gpu and not kills"
+
+test-kills: $(VENV)/.ok $(SGLANG_VENV)/.ok
+	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -s -m kills tests/kills
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check

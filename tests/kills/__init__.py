@@ -1,0 +1,1 @@
+"""Extractions that are killed at seeded moments and started again: see matrix.py."""

@@ -1,0 +1,46 @@
+"""Run the matrix and print its report: `python -m tests.kills --seed 1 --kept 54 --own 6 --mode one-step`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.sglang_cpu.rig import sglang_python
+
+from .cases import MODES, as_table, draw
+from .matrix import HEAD, run_case
+from .rigs import kept_server, sglang_rig
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kept", type=int, default=54, help="kills of clients of one server")
+    parser.add_argument("--own", type=int, default=6, help="kills of extractions with a server of their own")
+    parser.add_argument("--mode", choices=MODES, action="append")
+    arguments = parser.parse_args()
+    python = sglang_python()
+    if python is None:
+        raise SystemExit("EAGLEHS_SGLANG_PYTHON is not set: no SGLang to run")
+    rows: list[tuple[object, ...]] = [HEAD]
+    with tempfile.TemporaryDirectory(prefix="eaglehs-kills-", dir=os.environ.get("TMPDIR")) as folder:
+        rig = sglang_rig(python, Path(folder))
+        with kept_server(rig) as (rig, unbroken):
+            for mode in arguments.mode or MODES:
+                for case in draw(arguments.seed, mode, num_kept=arguments.kept, num_own=0):
+                    rows.append(run_case(rig, case, unbroken))
+                    sys.stderr.write(f"{rows[-1]}\n")
+        for mode in arguments.mode or MODES:
+            for case in draw(arguments.seed, mode, num_kept=arguments.kept, num_own=arguments.own)[arguments.kept :]:
+                rows.append(run_case(rig, case, unbroken))
+                sys.stderr.write(f"{rows[-1]}\n")
+    num_ok = sum(row[-1] == "ok" for row in rows)
+    sys.stdout.write(f"{as_table(rows)}\n{num_ok} of {len(rows) - 1} kills passed\n")
+    return 0 if num_ok == len(rows) - 1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The engines that extractions are killed on: real SGLang on the CPU, kept up or started each time; transformers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from tests.eaglehs.cli import ENTRY, PLAIN
+from tests.factories.models import write_tiny_llama
+from tests.sglang_cpu.rig import cpu_environment
+
+from .cases import TWO_STEP, Case, Victim, write_prompts
+from .matrix import Rig, Unbroken, make_unbroken
+
+SGLANG_ARGS = ("--chunked-prefill-size", "64", "--max-total-tokens", "4096")
+_START_TIMEOUT_S = 300
+
+REFERENCE = Case(
+    number=-1, mode=TWO_STEP, victim=Victim.CLIENT, has_own_server=False, concurrency=1, num_finished=0, delay_s=0
+)
+
+
+def sglang_rig(python: Path, folder: Path) -> Rig:
+    """Return a rig for real SGLang; sets the variables that its servers inherit, so call it before any command."""
+    os.environ.update({**cpu_environment(python, folder / "rig"), **PLAIN})
+    spool = Path(tempfile.mkdtemp(prefix="eaglehs-kills-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    options = ("--engine", "sglang", "--profile", "cpu", "--sglang-python", str(python))
+    rig = plain_rig(folder, (*options, "--dump-dir", str(spool / "own")))
+    return replace(rig, sglang_args=SGLANG_ARGS, attached=("--dump-dir", str(spool / "kept")))
+
+
+def plain_rig(folder: Path, engine: tuple[str, ...]) -> Rig:
+    """Return a rig for any engine."""
+    write_prompts(folder / "prompts.jsonl")
+    model = write_tiny_llama(folder / "model")
+    return Rig(model=model, prompts=folder / "prompts.jsonl", folder=folder, engine=engine)
+
+
+@contextmanager
+def kept_server(rig: Rig) -> Iterator[tuple[Rig, Unbroken]]:
+    """Keep one server up; yield the rig that uses it, and the unbroken dataset that it made."""
+    port = _free_port()
+    dump_dir = rig.attached[-1]
+    python = rig.engine[rig.engine.index("--sglang-python") + 1]
+    command = [*ENTRY, "serve", "--model", rig.model, "--layers", "1,4,6", "--profile", "cpu", "--port", port]
+    command += ["--dump-dir", dump_dir, "--sglang-python", python, "--", *SGLANG_ARGS]
+    with (rig.folder / "serve.txt").open("w") as out:
+        server = subprocess.Popen(list(map(str, command)), stdout=out, stderr=out, cwd=rig.folder)
+    try:
+        _wait_until_ready(server, port, rig.folder / "serve.txt")
+        attached = replace(rig, attached=("--server", f"http://127.0.0.1:{port}", *rig.attached))
+        yield attached, make_unbroken(attached, REFERENCE, rig.folder / "unbroken")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+        shutil.rmtree(Path(dump_dir).parent, ignore_errors=True)
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    while True:
+        assert server.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, f"no server in {_START_TIMEOUT_S} s:\n{log.read_text()[-3000:]}"
+        try:
+            if httpx.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=60).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+TRANSFORMERS = ("--engine", "transformers")

@@ -1,0 +1,82 @@
+"""The kill matrix under pytest: a seeded part of it by default, all of it with `make test-kills`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sglang_cpu.rig import PYTHON_VARIABLE, sglang_python
+
+from .cases import MODES, Case, as_table, draw
+from .matrix import HEAD, Rig, Unbroken, make_unbroken, run_case
+from .rigs import REFERENCE, TRANSFORMERS, kept_server, plain_rig, sglang_rig
+
+SEED = 1
+NUM_CASES = 60
+NUM_OWN = 6
+
+needs_sglang = pytest.mark.skipif(sglang_python() is None, reason=f"{PYTHON_VARIABLE} is not set")
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rig, Unbroken]:
+    """The embedded engine, which repeats bit for bit, and the dataset that it makes when nobody disturbs it."""
+    rig = plain_rig(tmp_path_factory.mktemp("transformers"), TRANSFORMERS)
+    rig = Rig(model=rig.model, prompts=rig.prompts, folder=rig.folder, engine=rig.engine, attached=TRANSFORMERS)
+    return rig, make_unbroken(rig, REFERENCE, rig.folder / "unbroken")
+
+
+@pytest.mark.parametrize("case", [case for mode in MODES for case in draw(SEED, mode, num_kept=5, num_own=0)], ids=str)
+def test_a_killed_extraction_on_transformers_goes_on_to_the_unbroken_bytes(
+    case: Case, transformers: tuple[Rig, Unbroken]
+) -> None:
+    rig, unbroken = transformers
+    row = run_case(rig, case, unbroken)
+    assert row[-1] == "ok", as_table([HEAD, row])
+
+
+@pytest.fixture(scope="module")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    python = sglang_python()
+    assert python is not None
+    return sglang_rig(python, tmp_path_factory.mktemp("sglang"))
+
+
+@pytest.fixture(scope="module")
+def kept(sglang: Rig) -> Iterator[tuple[Rig, Unbroken]]:
+    with kept_server(sglang) as ready:
+        yield ready
+
+
+def run_all(rig: Rig, unbroken: Unbroken, cases: list[Case]) -> None:
+    """Run the cases, print the report, and fail if any did."""
+    rows = [HEAD, *(run_case(rig, case, unbroken) for case in cases)]
+    print(f"\n{as_table(rows)}")  # noqa: T201 - the report is what the matrix is run for
+    assert [row for row in rows[1:] if row[-1] != "ok"] == []
+
+
+@needs_sglang
+@pytest.mark.sglang
+@pytest.mark.timeout(900)
+def test_killed_clients_of_a_real_server_go_on(kept: tuple[Rig, Unbroken]) -> None:
+    run_all(*kept, [case for mode in MODES for case in draw(SEED, mode, num_kept=2, num_own=0)])
+
+
+@needs_sglang
+@pytest.mark.sglang
+@pytest.mark.kills
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_whole_matrix_with_a_server_that_is_kept(mode: str, kept: tuple[Rig, Unbroken]) -> None:
+    run_all(*kept, draw(SEED, mode, num_kept=NUM_CASES - NUM_OWN, num_own=0))
+
+
+@needs_sglang
+@pytest.mark.sglang
+@pytest.mark.kills
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_whole_matrix_with_servers_of_their_own(mode: str, sglang: Rig, kept: tuple[Rig, Unbroken]) -> None:
+    cases = draw(SEED, mode, num_kept=NUM_CASES - NUM_OWN, num_own=NUM_OWN)
+    run_all(sglang, kept[1], cases[NUM_CASES - NUM_OWN :])
