@@ -117,12 +117,18 @@ RULES: tuple[Rule, ...] = (
         name="context parallelism",
         settings=(
             "attn_cp_size",
+            "moe_dp_size",  # experts in groups of their own, which SGLang has for context parallelism
+            "dcp_size",
             "enable_prefill_cp",
             "enable_prefill_context_parallel",
             "enable_nsa_prefill_context_parallel",
             "enable_dsa_prefill_context_parallel",
         ),
-        aliases=("--attention-context-parallel-size",),
+        aliases=(
+            "--attention-context-parallel-size",
+            "--moe-data-parallel-size",
+            "--decode-context-parallel-size",
+        ),
         is_wrong=lambda value: is_on(value) or is_many(value),
         why=_SCATTERED,
         mend="Use --tp-size alone",
