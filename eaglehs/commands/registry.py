@@ -6,7 +6,7 @@ import importlib
 
 import typer
 
-COMMANDS = ("demo", "serve", "extract", "pack", "push", "verify", "inspect", "report", "card")
+COMMANDS = ("demo", "doctor", "serve", "extract", "pack", "push", "verify", "inspect", "report", "card")
 
 TAKES_SGLANG_ARGUMENTS = {name: {"allow_extra_args": True} for name in ("serve", "extract")}
 """Commands that hand on what stands after `--`."""
