@@ -268,6 +268,7 @@ def _extract_pending(settings: ExtractSettings, plan: ExtractPlan, work: _Work, 
     from .builder.assemble import check_dumps
     from .builder.plan import DatasetLayout
     from .extraction.client import Client
+    from .extraction.final_check import FinalCheck
 
     store = work.store
     tokens = sum(prompt.num_tokens for prompt in work.pending)
@@ -275,8 +276,12 @@ def _extract_pending(settings: ExtractSettings, plan: ExtractPlan, work: _Work, 
     progress.begin("extract", num_samples=len(work.pending), num_tokens=tokens, size_bytes=size_bytes)
     layout = DatasetLayout(layers=store.record.layers, hidden_size=store.record.model.hidden_size)
 
+    final = FinalCheck(store.record.model, progress.note)
+
     def check(prompt: Prompt, answer: Answer) -> CheckedSample:
-        return check_dumps(prompt, answer.dumps, layout)
+        checked = check_dumps(prompt, answer.dumps, layout)
+        final.check(prompt, answer)
+        return checked
 
     engines = Engines(
         open=lambda: open_engine(settings.engine, store.record, RunFolder(settings.out), progress),
