@@ -1,0 +1,1 @@
+"""A plugin that captures synchronously, to hold the product against."""
