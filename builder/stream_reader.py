@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
+from ..schemas.errors import UsageError
 from ..schemas.index import IndexRow
 from .arena import Arena
 from .decode import DecodedSample
+from .device_copy import on_device
 from .loaders import Loader, MappedLoader, Memory, StagedLoader, Wanted
 from .opened import OpenedDataset
 from .prefetch import Prefetcher
@@ -46,12 +48,18 @@ class SampleReader:
         """
         if num_rows == 0:
             return
+        device = self._reading.device
+        if device is not None and device.type != "cpu" and num_workers:
+            raise UsageError(
+                f"device={str(device)!r} in a DataLoader worker", mend="Use num_workers=0: the stream reads ahead"
+            )
         reader = self._source.open(self._first_rows)
         try:
             loader = self._loader(reader, is_worker=num_workers > 0)
             ahead = self._reading.prefetch_bytes // max(1, num_workers)
             with Prefetcher(rows, loader, ahead_bytes=ahead, threads=reader.threads) as prefetcher:
-                yield from ({"key": row.key, **tensors} for row, tensors in prefetcher)
+                samples: Iterable[DecodedSample] = ({"key": row.key, **tensors} for row, tensors in prefetcher)
+                yield from samples if device is None else on_device(samples, device)
         finally:
             reader.close()
 
