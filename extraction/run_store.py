@@ -81,6 +81,7 @@ class RunStore:
         cut_torn_line(folder.ledger)
         self.ledger = Ledger(folder.ledger)
         self._lock = threading.Lock()
+        self._folders: set[Path] = set()
 
     def begin(self, engine: EngineFacts) -> None:
         """Count one more start, by this engine; call it once before the first request."""
@@ -104,7 +105,7 @@ class RunStore:
         """
         target = self.folder.dump_path(prompt.key, "x").parent
         try:
-            target.mkdir(parents=True, exist_ok=True)
+            self._make_folder(target)
             for dump in answer.dumps:
                 _move(dump, target / dump.name)
             sync_folder(target)
@@ -119,6 +120,15 @@ class RunStore:
                 mend="Free space and run the same command again: finished samples are kept",
             ) from None
         return entry
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder for dumps; the first time in a start its own name is synced, too, whoever made it."""
+        with self._lock:
+            if folder not in self._folders:
+                folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(folder.parent)
+                sync_folder(self.folder.root)
+                self._folders.add(folder)
 
     def fail(self, prompt: Prompt, reason: str, attempt: int) -> None:
         """Record that a sample failed for good in this start."""
@@ -195,6 +205,8 @@ def open_store(folder: RunFolder, record: RunRecord, prompts: Sequence[Prompt]) 
     The caller holds `locked(folder.root)`. run.json comes last: a folder without it is no run.
     """
     found = read_existing(folder, record)
+    for part in folder.root.glob(".*.part"):  # half-written files of a start that was killed; the lock is ours
+        part.unlink()
     if found is None:
         write_prompts(folder.prompts, prompts)
         write_record(folder.record, record)

@@ -68,3 +68,5 @@ def append_durably(path: Path, line: str) -> None:
             with suppress(OSError):
                 out.truncate(before)
             raise
+    if not before:
+        sync_folder(path.parent)  # the file's name is new, too

@@ -47,3 +47,10 @@ def test_other_prompts_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(UsageError, match="another prompt set"):
         open_store(folder, run_record(prompts=prompt_facts(fingerprint="0" * 32)), make_prompts(3))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_half_written_files_of_a_killed_start_are_removed(tmp_path):
+    folder = RunFolder(tmp_path)
+    (tmp_path / ".prompts.parquet.99.part").write_bytes(b"half")
+    open_store(folder, run_record(), make_prompts(2))
+    assert not list(tmp_path.glob(".*.part"))
