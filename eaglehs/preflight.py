@@ -188,19 +188,21 @@ def _kept_bytes(job: Job, plan: Plan, sizes: Sequence[int]) -> int:
     """Return what is still to be written to where samples stay: shards, or dumps in the run."""
     if job.pack is None:
         return sum(sizes)
+    folder = DatasetFolder(job.pack.dataset)
+    return plan.size_bytes - sum(_there_bytes(folder.shard(shard.name)) for shard in plan.shards)
+
+
+def _there_bytes(shard: Path) -> int:
+    """Return what of a shard is on the disk already."""
     from .builder.shard_parts import part_of
 
-    folder = DatasetFolder(job.pack.dataset)
-    paths = (folder.shard(shard.name) for shard in plan.shards)
-    return plan.size_bytes - sum(max(_disk_bytes(path), _disk_bytes(part_of(path))) for path in paths)
-
-
-def _disk_bytes(path: Path) -> int:
+    if shard.exists():
+        return shard.stat().st_size
     try:
-        stat = path.stat()
+        part = part_of(shard).stat()
     except OSError:
         return 0
-    return min(stat.st_blocks * 512, stat.st_size)  # a part is sparse: what is unwritten takes no room
+    return min(part.st_blocks * 512, part.st_size)  # sparse: what is unwritten takes no room yet
 
 
 def _spool_bytes(job: Job, sizes: Sequence[int], kept_bytes: int) -> int:
