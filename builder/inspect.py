@@ -62,6 +62,9 @@ class Overview:
     failed: dict[str, int]
     """Reason -> samples."""
 
+    skipped: dict[str, int]
+    """Reason -> rows of the prompt files that were left out."""
+
     state_norms: dict[str, float]
     lengths: Lengths | None
     """None where no sample is finished."""
@@ -123,6 +126,7 @@ def inspect_path(path: Path) -> Overview:
         size_bytes=manifest.totals.size_bytes,
         num_files=len(manifest.shards),
         failed=manifest.failed,
+        skipped=manifest.prompts.skipped,
         state_norms=manifest.state_norms,
         lengths=_lengths(lengths),
     )
@@ -182,6 +186,7 @@ def _run_overview(run: Run) -> Overview:
         size_bytes=sum(dump.size_bytes for entry in done for dump in entry.dumps),
         num_files=sum(len(entry.dumps) for entry in done),
         failed=failures_by_class(run.failed),
+        skipped=record.prompts.skipped,
         state_norms={state: total / num_tokens for state, total in sums.items()},
         lengths=_lengths([entry.num_tokens for entry in done]),
     )

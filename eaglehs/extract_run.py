@@ -109,9 +109,17 @@ class ExtractSummary:
     """Of those, the ones computed by this start."""
 
     num_tokens: int
+    num_trainable: int
+    """Tokens of the finished samples with loss mask 1."""
+
     num_failed: int
     failures: tuple[Failure, ...]
+    failed: dict[str, int]
+    """Class of reason -> samples that failed in this start."""
+
     skipped: dict[str, int]
+    """Reason -> rows of the prompt files that were left out."""
+
     state_norms: dict[str, float]
     """State -> mean L2 norm of its rows, weighted by tokens."""
 
@@ -148,6 +156,7 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
         InterruptedRunError: Ctrl-C or SIGTERM; finished samples are kept.
     """
     from .extraction.process import sigterm_as_interrupt
+    from .extraction.room import as_storage_error
     from .extraction.run_store import locked
 
     started = datetime.now(UTC)
@@ -162,6 +171,8 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
             raise InterruptedRunError(
                 f"stopped; all finished samples are kept in {settings.out}", mend="The same command goes on with it"
             ) from None
+        except OSError as fault:
+            raise as_storage_error(fault, settings.out) or fault from None
         return _summary(settings, prepared, done, (datetime.now(UTC) - started).total_seconds())
 
 
@@ -331,6 +342,7 @@ def _client_settings(settings: ExtractSettings, plan: ExtractPlan) -> ClientSett
         max_failed=settings.max_failed,
         spool_bytes=plan.forecast.spool_bytes,
         bytes_per_token=plan.bytes_per_token,
+        keep_dir=settings.pack.dataset if settings.pack else settings.out,
     )
 
 
@@ -364,7 +376,12 @@ def _check_skipped(settings: ExtractSettings, prompts: PreparedPrompts) -> None:
 
 
 def _summary(settings: ExtractSettings, prepared: _Prepared, done: _Done, seconds: float) -> ExtractSummary:
+    import numpy as np
+
+    from .builder.run_reader import failures_by_class
+
     outcome, finished = done.outcome, list(done.store.ledger.finished())
+    keys = {entry.key for entry in finished}
     num_tokens = sum(entry.num_tokens for entry in finished)
     norms = {
         state: sum(entry.state_norms[state] * entry.num_tokens for entry in finished) / num_tokens
@@ -377,8 +394,10 @@ def _summary(settings: ExtractSettings, prepared: _Prepared, done: _Done, second
         num_samples=len(finished),
         num_new=outcome.num_done,
         num_tokens=num_tokens,
+        num_trainable=sum(int(np.sum(item.loss_mask)) for item in prepared.prompts.prompts if item.key in keys),
         num_failed=len(outcome.failures),
         failures=outcome.failures,
+        failed=failures_by_class({failure.key: failure.reason for failure in outcome.failures}),
         skipped=prepared.plan.skipped,
         state_norms=norms,
         seconds=round(seconds, 3),

@@ -218,10 +218,12 @@ def _forecast_lines(forecast: Forecast) -> Iterator[str]:
 
 def _summary_text(summary: ExtractSummary) -> str:
     norms = ", ".join(f"{state} {norm:.3g}" for state, norm in summary.state_norms.items())
+    share = summary.num_trainable / max(summary.num_tokens, 1)
     samples = f"{summary.num_samples:,} samples ({summary.num_new:,} new), {summary.num_tokens:,} tokens"
+    failed = f"{_counts(summary.failed)} failed, {_counts(summary.skipped)} skipped"
     return "\n".join(
         (
-            f"{summary.run}: {samples}, {summary.num_failed:,} failed, {_counts(summary.skipped)} skipped",
+            f"{summary.run}: {samples} ({share:.1%} trained on), {failed}",
             f"mean row norms: {norms}",
             *(f"failed: {failure.id}: {failure.reason}" for failure in summary.failures),
             _next(summary),

@@ -75,7 +75,8 @@ def _overview_lines(found: Overview) -> list[tuple[str, str]]:
         ("lengths", f"{lengths.shortest} to {lengths.longest}, median {lengths.median}" if lengths else ""),
         ("size", f"{format_size(found.size_bytes)} in {found.num_files:,} files"),
         ("norms", _norms(found.state_norms)),
-        ("failed", "; ".join(f"{count} x {reason}" for reason, count in found.failed.items())),
+        ("failed", _reasons(found.failed)),
+        ("skipped", _reasons(found.skipped)),
     ]
 
 
@@ -90,6 +91,10 @@ def _sample_lines(found: SampleView) -> list[tuple[str, str]]:
         *(("dump", f"{dump.name}, {dump.size_bytes:,} bytes") for dump in found.dumps),
         ("norms", _norms(found.state_norms)),
     ]
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return "; ".join(f"{count:,} x {reason}" for reason, count in counts.items())
 
 
 def _norms(norms: dict[str, float]) -> str:

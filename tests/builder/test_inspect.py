@@ -1,13 +1,16 @@
 """Inspect: the numbers of a run and of its dataset agree with what was made."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from eaglehs.builder.inspect import UnknownSampleError, inspect_path, inspect_sample
+from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.schemas.errors import UsageError
+from eaglehs.schemas.progress import Silent
 
 from tests.factories.datasets import make_dataset
-from tests.factories.runs import make_run
+from tests.factories.runs import change_record, make_run
 
 
 def test_a_run_and_its_dataset_have_the_same_numbers(tmp_path: Path):
@@ -23,6 +26,15 @@ def test_a_run_and_its_dataset_have_the_same_numbers(tmp_path: Path):
     assert run.size_bytes == sum(path.stat().st_size for path in (dataset.run.root / "dumps").rglob("*.pt"))
 
 
+def test_rows_that_were_left_out_are_counted_by_reason_in_both(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    skipped = {"duplicate": 3, "too long": 1}
+    change_record(run, prompts=replace(run.record.prompts, skipped=skipped))
+    pack_run(run.root, tmp_path / "dataset", PackSettings(), Silent())
+    assert inspect_path(run.root).skipped == skipped
+    assert inspect_path(tmp_path / "dataset").skipped == skipped
+
+
 def test_a_sample_is_found_by_key_in_both(tmp_path: Path):
     dataset = make_dataset(tmp_path, chunk_rows=8)
     in_run, packed = inspect_sample(dataset.run.root, "p1"), inspect_sample(dataset.root, "p1")
@@ -34,9 +46,6 @@ def test_a_sample_is_found_by_key_in_both(tmp_path: Path):
 
 
 def test_a_sample_is_found_by_the_users_id(tmp_path: Path):
-    from eaglehs.builder.pack import PackSettings, pack_run
-    from eaglehs.schemas.progress import Silent
-
     from tests.factories.dumps import make_prompt
     from tests.factories.runs import make_run_of
 

@@ -141,4 +141,7 @@ def test_prompts_of_which_too_many_must_be_skipped_are_refused_with_the_reasons(
     assert "5 of 10 rows of p.jsonl would be skipped" in done.stderr
     allowed = eaglehs(*arguments, "--max-skipped-share", "0.5", "--json", cwd=tmp_path)
     assert allowed.returncode == 0, allowed.stderr
-    assert sum(json.loads(allowed.stdout)["skipped"].values()) == 5
+    summary = json.loads(allowed.stdout)
+    assert sum(summary["skipped"].values()) == 5
+    assert (summary["num_tokens"], summary["num_trainable"], summary["failed"]) == (10, 10, {})
+    assert set(summary["state_norms"]) == {"layer_2", "layer_4", "layer_5", "final"}
