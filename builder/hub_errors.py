@@ -70,7 +70,7 @@ def root_cause(fault: BaseException) -> BaseException:
 
 def is_ours(fault: BaseException) -> bool:
     """Tell a bug of ours from what the client raises: it has no classes of its own for some answers."""
-    if isinstance(fault, hub.HFValidationError):
+    if isinstance(fault, hub.HFValidationError | hub.HfHubHTTPError):  # a BadRequestError is a ValueError as well
         return False
     if isinstance(fault, ValueError):
         return "README.md" not in str(fault) and "LFS" not in str(fault)

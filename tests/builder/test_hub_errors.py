@@ -1,0 +1,100 @@
+"""Every fault that the Hub and its clients have a name for becomes a message that says what to do, without a token."""
+
+import pytest
+from eaglehs.builder.hub_client import HubClient
+from eaglehs.builder.hub_errors import HubConflictError, HubError, HubPlace, explain, is_passing, without_tokens
+from huggingface_hub import HfApi
+from huggingface_hub import errors as hub_errors
+
+from tests.factories.published import HASTY, REPO, TOKENS, WRITER
+from tests.fakes.hub import start_hub
+
+PLACE = HubPlace(repo=REPO, endpoint="http://127.0.0.1:9")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    hub = start_hub(tmp_path_factory.mktemp("hub"), TOKENS)
+    HfApi(endpoint=hub.url, token=WRITER).create_repo(REPO, repo_type="dataset")
+    yield hub
+    hub.stop()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why", "mend"),
+    [
+        ({"status": 401, "message": "Invalid username or password."}, "401: ", "hf auth login"),
+        ({"status": 401, "message": "Invalid credentials in Authorization header"}, "401: ", "wrong or has expired"),
+        ({"status": 401, "code": "RepoNotFound"}, "There is no dataset", "Check the name"),
+        ({"status": 404, "code": "RepoNotFound"}, "does not tell which", "Check the name"),
+        ({"status": 403, "code": "GatedRepo"}, "is gated", "Ask for access"),
+        ({"status": 403, "message": "Forbidden: you must use a write token"}, "a write token", "needs write rights"),
+        ({"status": 404, "code": "RevisionNotFound"}, "no such branch", "See what there is"),
+        ({"status": 404, "code": "EntryNotFound"}, "no such file", "run eaglehs push again"),
+        ({"status": 400, "message": "bad tree"}, "400: bad tree", "see its answer"),
+        ({"status": 409, "message": "exists"}, "409: exists", "Another name"),
+        ({"status": 412, "message": "A commit has happened"}, "somebody else", "Run the same command again"),
+        ({"status": 413, "message": "too large"}, "413: too large", "over the account's limit"),
+        ({"status": 429, "message": "slow down", "headers": {"Retry-After": "9999"}}, "429: ", "rate limit"),
+    ],
+)
+def test_an_answer_is_told_with_the_servers_words_and_what_to_do(server, answer, why, mend):
+    server.faults[:] = [{"path": "/revision/|/refs|/auth-check", "times": 99, **answer}]
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError) as error:
+        client.check_write()
+    server.faults.clear()
+    assert error.value.exit_code == 4
+    assert why in str(error.value)
+    assert mend in error.value.mend
+    assert WRITER not in str(error.value)
+    assert isinstance(error.value, HubConflictError) == (answer["status"] == 412)
+
+
+@pytest.mark.parametrize(
+    ("fault", "mend", "passes"),
+    [
+        (hub_errors.LocalTokenNotFoundError("no token"), "hf auth login", False),
+        (hub_errors.OfflineModeIsEnabled("offline"), "Unset HF_HUB_OFFLINE", False),
+        (hub_errors.HFValidationError("Repo id must"), "org/name", False),
+        (ValueError("Invalid metadata in README.md.\n- bad"), "eaglehs card", False),
+        (ConnectionError("Network error: HTTP status client error (403 Forbidden), domain: x"), "write rights", False),
+        (ConnectionError("HTTP status client error (404 Not Found), domain: x"), "HF_HUB_DISABLE_XET=1", False),
+        (ConnectionError("HTTP status server error (503 Service Unavailable)"), "same command goes on", True),
+        (ConnectionError("connection refused"), "HF_ENDPOINT", True),
+        (TimeoutError("timed out"), "HF_ENDPOINT", True),
+        (PermissionError(13, "Permission denied", "/data/x.tar"), "disk", False),
+    ],
+)
+def test_a_fault_without_an_answer_is_told_by_its_kind(fault, mend, passes):
+    error = explain(fault, "sending x", PLACE)
+    assert mend in error.mend
+    assert str(error).startswith("sending x failed.")
+    assert is_passing(fault) == passes
+
+
+def test_an_upload_error_is_unwrapped_to_its_cause():
+    wrapped = RuntimeError("Error while uploading 'x' to the Hub.")
+    wrapped.__cause__ = ConnectionError("(413 Payload Too Large)")
+    error = explain(wrapped, "sending x", PLACE)
+    assert (error.status, "limit" in error.mend) == (413, True)
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    client = HubClient(REPO, api=HfApi(endpoint="http://127.0.0.1:9", token=WRITER), policy=HASTY)
+    with pytest.raises(HubError, match=r"No answer from http://127\.0\.0\.1:9.*Check the network and HF_ENDPOINT"):
+        client.check_write()
+
+
+def test_a_bug_of_ours_stays_a_bug():
+    client = HubClient(REPO, policy=HASTY)
+    client.api.auth_check = lambda *arguments, **options: int("no number")  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="invalid literal"):
+        client.check_write()
+
+
+def test_tokens_are_taken_out_wherever_they_stand(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "odd-token")
+    text = without_tokens("Bearer abc.def and hf_AbCdEf123 and odd-token")
+    assert text == "*** and *** and ***"
