@@ -113,6 +113,24 @@ def test_opening_reads_no_shard(tmp_path: Path):
     assert open_stream(dataset).features["final.bf16.npy"] == Array2D((None, 16), "uint16")
 
 
+def test_the_first_sample_comes_before_a_second_one_is_read(tmp_path: Path):
+    """Without the card's features `datasets` reads five whole samples first, to guess the columns."""
+    dataset = make_readable(tmp_path, lengths=[300] * 12, hidden_size=512, shard_size_bytes=10**9)
+    sample_bytes = dataset.shards[0].stat().st_size // 12
+    assert bytes_before_the_first_sample(dataset) < 1.5 * sample_bytes
+    dataset.folder.card.unlink()
+    assert bytes_before_the_first_sample(dataset) > 5 * sample_bytes
+
+
+def bytes_before_the_first_sample(dataset: SyntheticDataset) -> int:
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = bytes_read()
+    assert next(iter(open_stream(dataset)))["__key__"] == "p0"
+    return bytes_read() - before
+
+
 def test_stray_files_beside_the_shards_do_not_matter(tmp_path: Path):
     dataset = make_readable(tmp_path)
     for number in range(20):
