@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .engine_start import EngineSettings, dump_dirs, open_engine, pick_engine, starts_server
 from .extract_loop import Engines, ExtractLoop
+from .extract_summary import Done, ExtractSummary, summarize
 from .packing_keeper import PackOptions, check_same_packing, open_packing
 from .preflight import Forecast, Job, check_room, forecast
 from .schemas.errors import DataError, InterruptedRunError
@@ -26,8 +27,7 @@ from .schemas.run import EngineFacts, ModelFacts, RunFolder, RunRecord
 from .schemas.states import bytes_per_token, check_layers, default_layers
 
 if TYPE_CHECKING:
-    from .builder.pack import PackSummary
-    from .extraction.client import ClientSettings, Failure, Outcome
+    from .extraction.client import ClientSettings, Outcome
     from .extraction.engines.protocol import Answer
     from .extraction.keeper import Keeper
     from .extraction.prompts import PreparedPrompts, PromptOptions
@@ -93,52 +93,12 @@ class ExtractPlan:
     forecast: Forecast
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtractSummary:
-    """What one `extract` did."""
-
-    run: str
-    dataset: PackSummary | None
-    """None where the run keeps its dumps."""
-
-    engine: str
-    num_samples: int
-    """Finished samples in the run now."""
-
-    num_new: int
-    """Of those, the ones computed by this start."""
-
-    num_tokens: int
-    num_trainable: int
-    """Tokens of the finished samples with loss mask 1."""
-
-    num_failed: int
-    failures: tuple[Failure, ...]
-    failed: dict[str, int]
-    """Class of reason -> samples that failed in this start."""
-
-    skipped: dict[str, int]
-    """Reason -> rows of the prompt files that were left out."""
-
-    state_norms: dict[str, float]
-    """State -> mean L2 norm of its rows, weighted by tokens."""
-
-    seconds: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     plan: ExtractPlan
     record: RunRecord
     prompts: PreparedPrompts
     job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    store: RunStore
-    outcome: Outcome
-    dataset: PackSummary | None
 
 
 def plan_extract(settings: ExtractSettings, progress: Progress) -> ExtractPlan:
@@ -173,7 +133,7 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
             ) from None
         except OSError as fault:
             raise as_storage_error(fault, settings.out) or fault from None
-        return _summary(settings, prepared, done, (datetime.now(UTC) - started).total_seconds())
+        return summarize(done, prepared.prompts.prompts, (datetime.now(UTC) - started).total_seconds())
 
 
 def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
@@ -243,7 +203,7 @@ def _job(settings: ExtractSettings, prompts: Sequence[Prompt], record: RunRecord
     )
 
 
-def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> _Done:
+def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> Done:
     from .cards.write import write_card
     from .extraction.client import Outcome
     from .extraction.run_store import open_store
@@ -263,7 +223,7 @@ def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> 
             progress.begin("pack")
             dataset = packing.pack()
             write_card(settings.pack.dataset)
-    return _Done(store, outcome, dataset)
+    return Done(store, outcome, dataset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,32 +333,3 @@ def _check_skipped(settings: ExtractSettings, prompts: PreparedPrompts) -> None:
             why=f"First: row {first.row}, {first.detail}",
             mend="Mend the prompts or the flags, or raise --max-skipped-share",
         )
-
-
-def _summary(settings: ExtractSettings, prepared: _Prepared, done: _Done, seconds: float) -> ExtractSummary:
-    import numpy as np
-
-    from .builder.run_reader import failures_by_class
-
-    outcome, finished = done.outcome, list(done.store.ledger.finished())
-    keys = {entry.key for entry in finished}
-    num_tokens = sum(entry.num_tokens for entry in finished)
-    norms = {
-        state: sum(entry.state_norms[state] * entry.num_tokens for entry in finished) / num_tokens
-        for state in (finished[0].state_norms if finished else {})
-    }
-    return ExtractSummary(
-        run=str(settings.out),
-        dataset=done.dataset,
-        engine=prepared.plan.engine,
-        num_samples=len(finished),
-        num_new=outcome.num_done,
-        num_tokens=num_tokens,
-        num_trainable=sum(int(np.sum(item.loss_mask)) for item in prepared.prompts.prompts if item.key in keys),
-        num_failed=len(outcome.failures),
-        failures=outcome.failures,
-        failed=failures_by_class({failure.key: failure.reason for failure in outcome.failures}),
-        skipped=prepared.plan.skipped,
-        state_norms=norms,
-        seconds=round(seconds, 3),
-    )

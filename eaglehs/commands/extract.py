@@ -16,7 +16,8 @@ from ..schemas.sizes import format_size, parse_size
 from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
 
 if TYPE_CHECKING:
-    from ..extract_run import ExtractPlan, ExtractSettings, ExtractSummary
+    from ..extract_run import ExtractPlan, ExtractSettings
+    from ..extract_summary import ExtractSummary
     from ..preflight import Forecast
 
 
