@@ -11,14 +11,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..schemas.dump import RequestId
-from ..schemas.errors import DataError, EaglehsError
+from ..schemas.errors import DataError, EaglehsError, StorageError
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.sample import CheckedSample
 from .engines.protocol import Answer, Engine, EngineDownError, PassingError
 from .keeper import Keeper
+from .room import check_room
 from .spool import Spool
 
 Check = Callable[[Prompt, Answer], CheckedSample]
@@ -90,6 +92,9 @@ class ClientSettings:
     bytes_per_token: int = 0
     """Of a dump; what `spool_bytes` is reckoned with."""
 
+    keep_dir: Path | None = None
+    """Where samples are kept, if its free space is to be watched."""
+
     waits_s: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 30, 30, 30)
     """Pauses before a sample is asked for again whose fault may pass: two minutes in all."""
 
@@ -136,6 +141,7 @@ class Client:
         self.check = check
         self.settings = settings
         self.tally = Tally()
+        self._halt: StorageError | None = None
         self._spool = Spool(settings.spool_bytes, settings.bytes_per_token)
         self.under_way: dict[str, Prompt] = {}
         """Key -> prompt of the requests that were sent and did not come back; after an EngineDownError the suspects."""
@@ -154,11 +160,15 @@ class Client:
                     workers.create_task(self._work(queue, progress))
         except* EaglehsError as faults:
             raise _worst(faults) from None
+        if self._halt is not None:
+            raise self._halt
         return self.tally.outcome()
 
     async def _work(self, queue: Iterator[Prompt], progress: Progress) -> None:
         for prompt in queue:
             async with self._spool.room(prompt.num_tokens):
+                if not self._has_room():
+                    return
                 failure = await self._extract(prompt, progress)
             if failure is None:
                 self.tally.num_done += 1
@@ -166,6 +176,15 @@ class Client:
                 continue
             progress.note(f"failed: {failure.reason}")
             self.tally.fail(failure, self.settings.max_failed)
+
+    def _has_room(self) -> bool:
+        """Tell whether one more sample can be kept; if not, no worker takes another, and those under way are kept."""
+        if self._halt is None and self.settings.keep_dir is not None:
+            try:
+                check_room(self.settings.keep_dir, self._spool.used_bytes)
+            except StorageError as fault:
+                self._halt = fault
+        return self._halt is None
 
     async def _extract(self, prompt: Prompt, progress: Progress) -> Failure | None:
         num_done, num_faults, num_waits = self.tally.num_done, 0, 0

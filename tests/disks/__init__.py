@@ -1,0 +1,1 @@
+"""Small, full, read-only and slow disks."""
