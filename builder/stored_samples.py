@@ -82,6 +82,11 @@ def open_stored(path: Path) -> Iterator[Stored]:
     """
     if (path / RUN_FILENAME).is_file():
         with open_run(path) as run:
+            if run.record.packing is not None:
+                raise UsageError(
+                    f"{path} keeps no dumps: its samples were packed while they were extracted",
+                    mend=f"Give the dataset, {run.record.packing.dataset}",
+                )
             yield _filled(path, _StoredRun(run))
     else:
         yield _filled(path, _StoredDataset(open_catalog(path)))
@@ -150,7 +155,7 @@ class _StoredRun:
                 place=str(run.dump_paths(key)[0].relative_to(run.folder.root)),
             )
             for key, entry in run.entries.items()
-            if entry.status is SampleStatus.DONE and entry.dumps
+            if entry.status is SampleStatus.DONE and not entry.shard
         ]
         self._run = run
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from eaglehs.builder.stored_samples import Listed, choose_samples, open_stored
 from eaglehs.schemas.errors import DataError, UsageError
+from eaglehs.schemas.run import Packing
 
 from tests.factories.bits import bits_of
 from tests.factories.datasets import make_dataset
-from tests.factories.runs import make_run
+from tests.factories.runs import change_record, make_run
 
 
 def listed(lengths: list[int]) -> list[Listed]:
@@ -66,6 +67,13 @@ def test_a_damaged_dump_is_an_error_that_names_it(tmp_path: Path):
     dump.write_bytes(dump.read_bytes()[:200])
     with open_stored(tmp_path) as stored, pytest.raises(DataError, match=dump.name):
         stored.read("p1", 10)
+
+
+def test_of_a_run_that_packs_at_once_the_dataset_is_asked_for(tmp_path: Path):
+    run = make_run(tmp_path)
+    change_record(run, packing=Packing(dataset="/data/set", shard_size_bytes=10**9, shuffle_seed=None))
+    with pytest.raises(UsageError, match="Give the dataset, /data/set"), open_stored(tmp_path):
+        pass
 
 
 def test_nothing_finished_is_an_error_of_usage(tmp_path: Path):
