@@ -60,8 +60,11 @@ def merge_terms(kept: Mapping[str, str], terms: CardTerms) -> dict[str, str]:
         kept = {name: value for name, value in kept.items() if not name.startswith("license")}
     merged = {name: given[name] or kept.get(name, "") for name in TERM_KEYS}
     if terms != CardTerms():
-        for fault in license_faults(merged):
-            raise UsageError(fault, mend="See https://huggingface.co/docs/hub/repositories-licenses for the ids")
+        faults = list(license_faults(merged))
+        if merged["license"] == OTHER and not merged["license_name"]:
+            faults.append("the license `other` needs a name (--license-name): nobody can tell which it is")
+        if faults:
+            raise UsageError(faults[0], mend="See https://huggingface.co/docs/hub/repositories-licenses for the ids")
     return {name: value for name, value in merged.items() if value}
 
 
@@ -75,6 +78,4 @@ def license_faults(head: Mapping[str, object]) -> tuple[str, ...]:
         return (
             f"{str(found)[:60]!r} is no license id of the Hub that is known here; give another as `other` with a name",
         )
-    if found == OTHER and not head.get("license_name"):
-        return ("the license `other` has no name (--license-name), so nobody can tell which it is",)
     return ()

@@ -4,7 +4,8 @@ dataset/README.md               the card
 dataset/manifest.json           this record, written last but for the card
 dataset/_index/samples.parquet  see schemas/index.py
 dataset/data/train-00000.tar    see schemas/states.py and schemas/sample.py
-dataset/plots/                  optional
+dataset/plots/                  optional; see schemas/statistics.py
+dataset/preview/                optional; see schemas/preview.py
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def push(
     from ..builder.publish_card import set_license
     from ..builder.publish_lock import publishing
     from ..builder.publish_plan import PublishSettings, plan_facts, plan_publish
+    from ..cards.validate import validate_card
     from ..schemas.manifest import DatasetFolder
 
     check_repo_name(repo)
@@ -63,6 +64,7 @@ def push(
             set_license(DatasetFolder(dataset).card, license_id)
         hub = HubClient(repo, progress=progress)
         plan = plan_publish(dataset, hub, settings, progress)
+        validate_card(dataset)
         facts = plan_facts(plan, hub, settings)
         if not dry_run:
             _show_plan(facts, console.say)
