@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from eaglehs.builder.sample_reads import FlippedBitsError, plan_reads
+from eaglehs.builder.shard_source import DatasetMismatchError
 from eaglehs.builder.stream import HiddenStateStream, stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -168,3 +169,37 @@ def test_to_datasets_gives_the_streams_own_rows(dataset: SyntheticDataset):
     assert [row["key"] for row in rows] == [sample["key"] for sample in again]
     mapped = samples.to_datasets().map(lambda row: {"mean": row["final"].float().mean()})
     assert next(iter(mapped))["final"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shards_in_another_order_are_named_in_every_mode(tmp_path: Path, mode: str):
+    dataset = make_readable(tmp_path, lengths=[40] * 4)
+    first, second = dataset.shards[:2]
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    server = start_range_server(dataset.root)
+    with pytest.raises(DatasetMismatchError, match=r"train-0000\d\.tar (begins with sample p|has sha256)"):
+        list(open_in(mode, dataset.root, server.url, tmp_path / "cache", max_tokens=None if mode == "cached" else 3))
+    server.stop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_kept_of_a_long_pass_is_no_more_than_the_bound(tmp_path: Path, mode: str):
+    """A sample let go is memory given back: after the first samples the process grows no more."""
+    dataset = make_readable(tmp_path, lengths=[200] * 60, hidden_size=512, shard_size_bytes=10**7)
+    server = start_range_server(dataset.root)
+    samples = open_in(mode, dataset.root, server.url, tmp_path / "cache", prefetch_bytes="4MB")
+    own = [0]
+    for number, sample in enumerate(samples):
+        assert sample["final"].float().nan_to_num().sum() is not None
+        if number in (20, 59):
+            own.append(own_bytes())
+    assert own[2] - own[1] < 6_000_000  # of 49 MB
+    server.stop()
+
+
+def own_bytes() -> int:
+    """Return this process's memory without what is shared with the page cache."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * 4096
