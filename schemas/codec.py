@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from .atomic import write_atomically
 from .errors import RecordError
+from .quick_codec import OddValueError, quick_reader
 
 R = TypeVar("R")
 
@@ -40,6 +41,10 @@ def decode(cls: type[R], value: object, *, where: str) -> R:
     Raises:
         RecordError: another kind or version, an unknown or missing key, or a value of another type.
     """
+    try:
+        return typing.cast("R", quick_reader(cls)(value))
+    except OddValueError:
+        pass  # slower, and says what is wrong
     if not isinstance(value, dict):
         raise RecordError(f"expected an object, found {type(value).__name__}", where=where)
     data = dict(value)
