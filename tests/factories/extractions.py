@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.plan import DatasetLayout
@@ -21,16 +22,18 @@ from tests.fakes.engine import FakeEngine
 LAYOUT = DatasetLayout(layers=(1, 2), hidden_size=32)
 
 
-def record_of(prompts: Sequence[Prompt], options: PackOptions | None = None) -> RunRecord:
+def record_of(
+    prompts: Sequence[Prompt], options: PackOptions | None = None, *, hidden_size: int = LAYOUT.hidden_size
+) -> RunRecord:
     """Return run.json of an extraction of `prompts` by the fake engine."""
     facts = prompt_facts(
         num_prompts=len(prompts),
         num_tokens=sum(prompt.num_tokens for prompt in prompts),
-        num_trainable=sum(int(sum(prompt.loss_mask)) for prompt in prompts),
+        num_trainable=sum(int(np.sum(prompt.loss_mask)) for prompt in prompts),
     )
     return run_record(
         layers=LAYOUT.layers,
-        model=model_facts(hidden_size=LAYOUT.hidden_size, vocab_size=500),
+        model=model_facts(hidden_size=hidden_size, vocab_size=500),
         engine=engine_facts(name="fake"),
         prompts=facts,
         packing=options.packing if options else None,
@@ -42,7 +45,7 @@ def extract_one_step(
 ) -> Outcome:
     """Run one start of `extract --pack` to its end."""
     run.mkdir(exist_ok=True)
-    store = open_store(RunFolder(run), record_of(prompts, options), prompts)
+    store = open_store(RunFolder(run), record_of(prompts, options, hidden_size=engine.hidden_size), prompts)
     with open_packing(store, options, Silent()) as (keeper, packed):
         store.repair(packed)
         pending = store.pending(prompts)
@@ -60,7 +63,7 @@ def extract_two_steps(
 ) -> None:
     """Run `extract` and then `pack`."""
     run.mkdir(exist_ok=True)
-    store = open_store(RunFolder(run), record_of(prompts), prompts)
+    store = open_store(RunFolder(run), record_of(prompts, hidden_size=engine.hidden_size), prompts)
     store.repair()
     store.begin(engine.facts)
     _run(engine, store, store.pending(prompts), settings)
@@ -76,7 +79,9 @@ def dataset_bytes(root: Path) -> dict[str, bytes]:
 
 
 def _run(engine: FakeEngine, keeper, prompts: Sequence[Prompt], settings: dict[str, object]) -> Outcome:
+    layout = DatasetLayout(layers=engine.layers, hidden_size=engine.hidden_size)
+
     def check(prompt: Prompt, answer):
-        return check_dumps(prompt, answer.dumps, LAYOUT)
+        return check_dumps(prompt, answer.dumps, layout)
 
     return asyncio.run(Client(engine, keeper, check, ClientSettings(**settings)).run(prompts, Silent()))
