@@ -145,15 +145,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
                 small for a sample.
         """
         info = get_worker_info()
-        worker, num_workers = (None, 1) if info is None else (info.id, info.num_workers)
-        self._pass = begun = self._begin(worker)
-        part = worker_part(self._part(begun.epoch)[begun.position :], worker or 0, num_workers)[begun.taken :]
-        rows = (self._catalog.rows[number] for number in part)
-        with closing(self._reader.read(rows, len(part), num_workers=num_workers if info else 0)) as samples:
-            for taken, sample in enumerate(samples, start=begun.taken + 1):
-                self._pass = replace(begun, taken=taken)
-                yield sample
-                del sample  # else its memory would be held while the next is waited for
+        return self._read(None, 0) if info is None else self._read(info.id, info.num_workers)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read `epoch` from its start; the epoch that a loaded state is in keeps its position.
@@ -213,11 +205,29 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
     def to_datasets(self) -> datasets.IterableDataset:
         """Return the stream as a `datasets.IterableDataset`: the same rows in the same order, bfloat16 left as it is.
 
-        `set_epoch`, `state_dict` and ranks stay this stream's: `datasets`' own would read and throw away.
+        `set_epoch`, `state_dict` and ranks stay this stream's: `datasets`' own would read and throw away. Give rank and
+        world_size to `stream` or call `split_dataset_by_node`, never both. Of DataLoader workers one reads, as of any
+        dataset of one shard.
         """
         import datasets
 
-        return datasets.IterableDataset.from_generator(self.__iter__)
+        return datasets.IterableDataset.from_generator(self._read_whole)
+
+    def _read(self, worker: int | None, num_workers: int) -> Iterator[DecodedSample]:
+        """Yield the samples of one reader: `worker` of `num_workers`, or all of them where there are no workers."""
+        self._pass = begun = self._begin(worker)
+        part = self._part(begun.epoch)[begun.position :]
+        part = worker_part(part, worker or 0, num_workers or 1)[begun.taken :]
+        rows = (self._catalog.rows[number] for number in part)
+        with closing(self._reader.read(rows, len(part), num_workers=num_workers)) as samples:
+            for taken, sample in enumerate(samples, start=begun.taken + 1):
+                self._pass = replace(begun, taken=taken)
+                yield sample
+                del sample  # else its memory would be held while the next is waited for
+
+    def _read_whole(self) -> Iterator[DecodedSample]:
+        """Yield all: `datasets` gives a dataset of one shard, as this is, to one of its workers alone."""
+        return self._read(None, 0) if get_worker_info() is None else self._read(0, 1)
 
     def _begin(self, worker: int | None) -> Pass:
         begun = self._cursor.begin(worker)

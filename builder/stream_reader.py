@@ -57,7 +57,8 @@ class SampleReader:
         try:
             loader = self._loader(reader, is_worker=num_workers > 0)
             ahead = self._reading.prefetch_bytes // max(1, num_workers)
-            with Prefetcher(rows, loader, ahead_bytes=ahead, threads=reader.threads) as prefetcher:
+            threads = max(1, reader.threads // max(1, num_workers))
+            with Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher:
                 samples: Iterable[DecodedSample] = ({"key": row.key, **tensors} for row, tensors in prefetcher)
                 yield from samples if device is None else on_device(samples, device)
         finally:

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets.distributed import split_dataset_by_node
 from eaglehs.builder.sample_reads import FlippedBitsError, plan_reads
 from eaglehs.builder.shard_source import DatasetMismatchError
 from eaglehs.builder.stream import HiddenStateStream, stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tests.factories.bits import bits_of
 from tests.factories.datasets import SyntheticDataset
@@ -203,3 +205,15 @@ def own_bytes() -> int:
     """Return this process's memory without what is shared with the page cache."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * 4096
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.filterwarnings("ignore:Too many dataloader workers")
+def test_to_datasets_loses_nothing_in_workers(dataset: SyntheticDataset, num_workers: int):
+    rows = stream(dataset.root, shuffle_seed=3).to_datasets()
+    assert_all_samples(list(DataLoader(rows, batch_size=None, num_workers=num_workers)), dataset)
+
+
+def test_ranks_may_be_split_by_datasets_instead(dataset: SyntheticDataset):
+    parts = [split_dataset_by_node(stream(dataset.root).to_datasets(), rank, 2) for rank in range(2)]
+    assert_all_samples([kept(row) for part in parts for row in part], dataset)
