@@ -6,9 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from eaglehs.extraction.engines.transformers import TransformersEngine
+from eaglehs.extraction.final_check import WrongFinalError
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.manifest import Manifest
+from eaglehs.schemas.progress import Silent
 
+from eaglehs.engine_start import EngineSettings
+from eaglehs.extract_run import ExtractSettings
+from eaglehs.extract_run import extract as extract_run
 from tests.eaglehs.cli import eaglehs, ledger_lines, start_eaglehs, wait_until
 
 
@@ -145,3 +151,22 @@ def test_prompts_of_which_too_many_must_be_skipped_are_refused_with_the_reasons(
     assert sum(summary["skipped"].values()) == 5
     assert (summary["num_tokens"], summary["num_trainable"], summary["failed"]) == (10, 10, {})
     assert set(summary["state_norms"]) == {"layer_2", "layer_4", "layer_5", "final"}
+
+
+def test_an_engine_whose_final_rows_are_shifted_is_stopped_at_its_second_sample(
+    tiny_model, prompt_file, tmp_path, monkeypatch
+):
+    forward = TransformersEngine._forward
+
+    def shifted(engine, key, ids):
+        next_token = forward(engine, key, ids)
+        engine._taps._states["final"] = engine._taps._states["final"].roll(1, 0)
+        return next_token
+
+    monkeypatch.setattr(TransformersEngine, "_forward", shifted)
+    settings = ExtractSettings(
+        model=str(tiny_model), prompts=str(prompt_file), out=tmp_path, engine=EngineSettings(name="transformers")
+    )
+    with pytest.raises(WrongFinalError, match=r"2 of \d samples checked .* or rows are shifted"):
+        extract_run(settings, Silent())
+    assert len(ledger_lines(tmp_path)) < 5
