@@ -42,7 +42,7 @@ def decode(cls: type[R], value: object, *, where: str) -> R:
         RecordError: another kind or version, an unknown or missing key, or a value of another type.
     """
     try:
-        return typing.cast("R", quick_reader(cls)(value))
+        return typing.cast("R", quick_reader(typing.cast(Any, cls))(value))
     except OddValueError:
         pass  # slower, and says what is wrong
     if not isinstance(value, dict):
