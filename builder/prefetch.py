@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 import torch
 
 from ..schemas.index import IndexRow
 from .loaders import Loader, Task
 from .sample_reads import SampleReads
+
+_LONGEST_SLEEP_S = 0.1
+"""Passes over one stream at a time share its arena: a call that one of them has taken must not be missed for good."""
 
 
 class _Pending:
@@ -115,7 +119,11 @@ class Prefetcher(Iterator[tuple[IndexRow, dict[str, torch.Tensor]]]):
 
     def _room_for(self, reads: SampleReads) -> torch.Tensor | None:
         """Wait until there is room; None once closed."""
+        wake = self._loader.wake
         while not self._is_closed.is_set():
+            with suppress(Empty):
+                while True:
+                    wake.get_nowait()  # what came before the look that follows
             with self._lock:
                 ahead = self._ahead
             if ahead == 0 or ahead + reads.block_bytes <= self._limit:
@@ -124,7 +132,8 @@ class Prefetcher(Iterator[tuple[IndexRow, dict[str, torch.Tensor]]]):
                     with self._lock:
                         self._ahead += reads.block_bytes
                     return block
-            self._loader.wake.get()
+            with suppress(Empty):
+                wake.get(timeout=_LONGEST_SLEEP_S)
         return None
 
     def _work(self) -> None:

@@ -151,3 +151,12 @@ def test_a_sample_larger_than_the_bound_is_read_all_the_same(tmp_path: Path):
     for staging in ("map", "arena"):
         keys = [sample["key"] for sample in stream(dataset.root, staging=staging, prefetch_bytes=1)]
         assert keys == dataset.keys
+
+
+def test_two_passes_over_one_stream_at_a_time_do_not_mix(tmp_path: Path):
+    dataset = make_readable(tmp_path, lengths=[300, 200, 100] * 10, hidden_size=64, shard_size_bytes=10**8)
+    samples = stream(dataset.root, staging="arena", prefetch_bytes=100_000)
+    for first, second in zip(samples, samples, strict=True):
+        assert first["key"] == second["key"]
+        assert (bits_of(first["final"]) == bits_of(second["final"])).all()
+        assert (bits_of(first["final"]) == dataset.bits(first["key"])["final"]).all()
