@@ -154,7 +154,7 @@ def _check_next_token(found: _Found, listed: Listed, sample: StoredSample, head:
     if not verdict.is_level:
         found.faults.append(
             f"{listed.key}: the engine's next token is {verdict.token}, but the LM head makes {verdict.likeliest} of "
-            f"the last row of `final`, and {verdict.rank} tokens are likelier than the engine's: "
+            f"the last row of `final`, which puts the engine's in place {verdict.rank + 1}: "
             "`final` is not the LM head's input, or its rows are not this sample's"
         )
 
