@@ -15,7 +15,7 @@ SGLANG_VENV      := $(CACHE)/sglang-$(SGLANG_VERSION)-$(SGLANG_HASH)
 SGLANG_GIVEN     := $(if $(VERSION),,$(EAGLEHS_SGLANG_PYTHON))
 SGLANG_PYTHON    := $(or $(SGLANG_GIVEN),$(SGLANG_VENV)/bin/python)
 
-.PHONY: help demo test test-fast test-kills test-sglang lint bench goldens clean
+.PHONY: help demo test test-fast test-hub test-kills test-sglang lint bench goldens clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-fast  lint and all tests that need no SGLang"
 	@echo "make test-sglang VERSION=0.5.16   the tests of real SGLang, on the CPU, with that version of it"
 	@echo "make test-kills the whole kill matrix on real SGLang, its report printed: about an hour"
+	@echo "make test-hub   the tests of publishing on another huggingface_hub: VERSION=1.31.0"
 	@echo "make lint       ruff, mypy and the house rules"
 	@echo "make bench      the figures that README quotes"
 
@@ -41,6 +42,17 @@ test-sglang: $(VENV)/.ok $(SGLANG_VENV)/.ok
 
 test-kills: $(VENV)/.ok $(SGLANG_VENV)/.ok
 	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -s -m kills tests/kills
+
+# Another version of the Hub's client is laid over the environment, not into it: `make test-hub VERSION=1.31.0`.
+VERSION  ?= 1.31.0
+HUB_OVER := $(CACHE)/huggingface_hub-$(VERSION)
+
+test-hub: $(VENV)/.ok
+	@test -d $(HUB_OVER)/huggingface_hub || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target $(HUB_OVER) huggingface_hub==$(VERSION)
+	@PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/python -c "import huggingface_hub as h; assert h.__version__ == '$(VERSION)'"
+	PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/pytest tests/builder/test_publish.py tests/builder/test_publish_faults.py \
+	  tests/builder/test_hub_errors.py tests/builder/test_remote_check.py tests/eaglehs/commands/test_push.py
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check
