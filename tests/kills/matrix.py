@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -47,12 +47,24 @@ class Rig:
     """Options of one that uses the server that is kept up."""
 
     sglang_args: tuple[str, ...] = ()
+    layers: tuple[int, ...] = (1, 4, 6)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def extract(self, case: Case) -> tuple[object, ...]:
         """Return the command of a case, without the program's name."""
         options = self.engine if case.has_own_server else self.attached
         pack = ("--pack", "dataset", "--shard-size", SHARD_SIZE) if case.mode == ONE_STEP else ()
-        command = ("extract", "--model", self.model, "--prompts", self.prompts, "--layers", "1,4,6", *options, *pack)
+        command = (
+            "extract",
+            "--model",
+            self.model,
+            "--prompts",
+            self.prompts,
+            "--layers",
+            ",".join(map(str, self.layers)),
+            *options,
+            *pack,
+        )
         if "transformers" in options:
             return command
         own = ("--", *self.sglang_args) if case.has_own_server and self.sglang_args else ()
@@ -79,7 +91,9 @@ class Unbroken:
 def make_unbroken(rig: Rig, case: Case, folder: Path) -> Unbroken:
     """Run the command of `case` to its end."""
     folder.mkdir(parents=True)
-    assert client.run(*rig.extract(case), cwd=folder) == 0, (folder / "out.txt").read_text()
+    assert client.run(*rig.extract(case), cwd=folder, environment=rig.environment) == 0, (
+        folder / "out.txt"
+    ).read_text()
     pack(case, folder)
     return Unbroken(folder)
 
@@ -92,7 +106,7 @@ def run_case(rig: Rig, case: Case, unbroken: Unbroken) -> tuple[object, ...]:
     faults = list(strike(rig, case, folder))
     before = ledger_of(folder)
     saved = save(folder)
-    code = client.run(*rig.extract(case), cwd=folder)
+    code = client.run(*rig.extract(case), cwd=folder, environment=rig.environment)
     if code:
         faults.append(f"the second start ended with {code}")
     else:
@@ -121,7 +135,7 @@ def run_case(rig: Rig, case: Case, unbroken: Unbroken) -> tuple[object, ...]:
 
 def strike(rig: Rig, case: Case, folder: Path) -> Iterator[str]:
     """Start the extraction, end the victim at its moment, and wait until all of it is gone; yield what is wrong."""
-    command = client.start(*rig.extract(case), cwd=folder)
+    command = client.start(*rig.extract(case), cwd=folder, environment=rig.environment)
     is_there = command.wait_until(lambda: num_lines(folder) >= case.num_finished)
     time.sleep(case.delay_s)
     family: list[Process] = below(command.pid)
@@ -194,7 +208,7 @@ def unlike(folder: Path, unbroken: Unbroken) -> Iterator[str]:
         for name in ("input_ids", "loss_mask"):
             if not torch.equal(sample[name], other[name]):
                 yield f"{key}: {name} differ"
-        for name in ("layer_1", "layer_4", "layer_6", "final"):
+        for name in (name for name in other if name == "final" or name.startswith("layer_")):
             mine, theirs = sample[name].float(), other[name].float()
             error = ((mine - theirs).norm(dim=1) / theirs.norm(dim=1)).median().item()
             if error > NOISE:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import httpx
 
 from tests.eaglehs.cli import ENTRY, PLAIN
 from tests.factories.models import write_tiny_llama
+from tests.fakes.sglang_server import HIDDEN, Faults, fake_site, to_environment
 from tests.sglang_cpu.rig import cpu_environment
 
 from .cases import TWO_STEP, Case, Victim, write_prompts
@@ -45,6 +48,30 @@ def plain_rig(folder: Path, engine: tuple[str, ...]) -> Rig:
     write_prompts(folder / "prompts.jsonl")
     model = write_tiny_llama(folder / "model")
     return Rig(model=model, prompts=folder / "prompts.jsonl", folder=folder, engine=engine)
+
+
+def fake_rig(folder: Path) -> Rig:
+    """Return a rig for the fake server (tests/fakes/sglang_server.py), each extraction with one of its own."""
+    write_prompts(folder / "prompts.jsonl")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": HIDDEN,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    path = os.pathsep.join((str(fake_site(folder / "site")), os.environ.get("PYTHONPATH", "")))
+    return Rig(
+        model=folder / "model",
+        prompts=folder / "prompts.jsonl",
+        folder=folder,
+        engine=("--engine", "sglang", "--sglang-python", sys.executable, "--dump-dir", str(folder / "spool")),
+        layers=(1, 2),
+        environment={**PLAIN, "PYTHONPATH": path, **to_environment(Faults(forks="child", answer_delay_s=0.02))},
+    )
 
 
 @contextmanager

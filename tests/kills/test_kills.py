@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,20 @@ from tests.sglang_cpu.rig import PYTHON_VARIABLE, sglang_python
 
 from .cases import MODES, Case, as_table, draw
 from .matrix import HEAD, Rig, Unbroken, make_unbroken, run_case
-from .rigs import REFERENCE, TRANSFORMERS, kept_server, plain_rig, sglang_rig
+from .rigs import REFERENCE, TRANSFORMERS, fake_rig, kept_server, plain_rig, sglang_rig
 
 SEED = 1
 NUM_CASES = 60
 NUM_OWN = 6
+
+
+def of_both_modes(*, num_kept: int, num_own: int) -> list[Case]:
+    return [case for mode in MODES for case in draw(SEED, mode, num_kept=num_kept, num_own=num_own)]
+
+
+def name_of(case: Case) -> str:
+    return f"{case.mode}, {case.victim}, {case.moment}"
+
 
 needs_sglang = pytest.mark.skipif(sglang_python() is None, reason=f"{PYTHON_VARIABLE} is not set")
 
@@ -27,11 +37,25 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rig, Unbroke
     return rig, make_unbroken(rig, REFERENCE, rig.folder / "unbroken")
 
 
-@pytest.mark.parametrize("case", [case for mode in MODES for case in draw(SEED, mode, num_kept=5, num_own=0)], ids=str)
+@pytest.mark.parametrize("case", of_both_modes(num_kept=5, num_own=0), ids=name_of)
 def test_a_killed_extraction_on_transformers_goes_on_to_the_unbroken_bytes(
     case: Case, transformers: tuple[Rig, Unbroken]
 ) -> None:
     rig, unbroken = transformers
+    row = run_case(rig, case, unbroken)
+    assert row[-1] == "ok", as_table([HEAD, row])
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rig, Unbroken]:
+    """A fake server for each extraction; it shows what becomes of processes, ports and dump folders."""
+    rig = fake_rig(tmp_path_factory.mktemp("fake"))
+    return rig, make_unbroken(rig, replace(REFERENCE, has_own_server=True), rig.folder / "unbroken")
+
+
+@pytest.mark.parametrize("case", of_both_modes(num_kept=0, num_own=6), ids=name_of)
+def test_an_extraction_whose_server_is_killed_goes_on_with_another(case: Case, fake: tuple[Rig, Unbroken]) -> None:
+    rig, unbroken = fake
     row = run_case(rig, case, unbroken)
     assert row[-1] == "ok", as_table([HEAD, row])
 
@@ -60,7 +84,7 @@ def run_all(rig: Rig, unbroken: Unbroken, cases: list[Case]) -> None:
 @pytest.mark.sglang
 @pytest.mark.timeout(900)
 def test_killed_clients_of_a_real_server_go_on(kept: tuple[Rig, Unbroken]) -> None:
-    run_all(*kept, [case for mode in MODES for case in draw(SEED, mode, num_kept=2, num_own=0)])
+    run_all(*kept, of_both_modes(num_kept=2, num_own=0))
 
 
 @needs_sglang
