@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,10 +161,12 @@ def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
     )
     folder = RunFolder(settings.out)
     found = read_existing(folder, record)
-    if found:
-        check_same_packing(found, settings.pack, settings.out)
     per_token = bytes_per_token(layers, model.hidden_size)
     job = _job(settings, prompts.prompts, record, Ledger(folder.ledger) if found else None)
+    if found and any(entry.status is SampleStatus.DONE for entry in job.entries.values()):
+        check_same_packing(found, settings.pack, settings.out)
+    elif found:  # nothing lies anywhere yet
+        found = replace(found, packing=record.packing)
     plan = ExtractPlan(
         model=model,
         engine=engine,
@@ -211,6 +213,7 @@ def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> 
     outcome, dataset = Outcome(num_done=0, num_tokens=0, failures=()), None
     with ExitStack() as stack:
         store = open_store(RunFolder(settings.out), prepared.record, prepared.prompts.prompts)
+        store.record = prepared.record
         packing, packed = None, frozenset[str]()
         if settings.pack:
             packing, packed = stack.enter_context(open_packing(store, settings.pack, progress))

@@ -155,3 +155,16 @@ def test_a_disk_that_fills_in_mid_shard_is_named_and_the_same_command_goes_on(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_new"] == 16 - kept
     assert eaglehs("verify", small_disk / "dataset", cwd=tmp_path).returncode == 0
+
+
+def test_a_dataset_folder_of_another_run_is_refused_and_another_can_be_given(extract, tmp_path):
+    (tmp_path / "taken/data").mkdir(parents=True)
+    (tmp_path / "taken/data/train-00007.tar").write_bytes(b"somebody's")
+    refused = eaglehs(*extract, "--limit", "3", "--pack", "taken", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "train-00007.tar was not written by a pack of this run" in refused.stderr
+    done = eaglehs(*extract, "--limit", "3", "--pack", "free", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    packed = json.loads(done.stdout)["dataset"]
+    assert (packed["dataset"], packed["totals"]["num_samples"]) == ("free", 3)
+    assert json.loads((tmp_path / "run/run.json").read_text())["packing"]["dataset"] == str(tmp_path / "free")
