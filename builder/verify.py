@@ -24,7 +24,6 @@ from .faults import Findings, VerifyReport
 from .index_store import read_index
 from .packed_check import PackedSamples, check_packed
 from .preview import preview_faults
-from .run_check import examine_finished
 from .run_reader import NoRunError, Run, open_run
 from .verify_shard import ShardTask, ShardVerifier
 
@@ -97,6 +96,8 @@ def verify_dataset(
 
 
 def _check_samples(run: Run, findings: Findings, progress: Progress) -> None:
+    from .run_check import examine_finished  # brings torch, 180 MB that a dataset is checked without
+
     for entry in run.entries.values():
         if entry.status is not SampleStatus.DONE or entry.shard:
             continue
