@@ -21,7 +21,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from ..schemas import codec
-from ..schemas.atomic import staged
+from ..schemas.atomic import make_folder, staged
 from ..schemas.errors import DataError, RecordError, StorageError, UsageError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, ShardEntry
@@ -91,7 +91,7 @@ class PackState:
 
     def write_claim(self, claim: Claim) -> None:
         """Claim shard names, before the first of them is written."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root)
         codec.write_record(self.root / "claim.json", claim)
 
     def finished(self, name: str, fingerprint: str) -> PackedShard | None:
@@ -133,7 +133,7 @@ def locked(root: Path) -> Iterator[None]:
         StorageError: the folder can't be made or written.
     """
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         lock = (root / LOCK_FILENAME).open("wb")
     except OSError as fault:
         raise StorageError(f"the dataset folder {root} can't be written: {fault.strerror}") from None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from ..schemas.atomic import staged, sync_folder
+from ..schemas.atomic import make_folder, staged, sync_folder
 from ..schemas.codec import read_record, write_record
 from ..schemas.errors import StorageError, UsageError
 from ..schemas.keys import fan_out
@@ -53,7 +53,7 @@ def locked(folder: Path) -> Iterator[None]:
         StorageError: the folder can't be made or written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = (folder / ".lock").open("wb")
     except OSError as fault:
         raise StorageError(f"the run folder {folder} can't be written: {fault.strerror}") from None
@@ -126,8 +126,7 @@ class RunStore:
         """Make a folder for dumps; the first time in a start its own name is synced, too, whoever made it."""
         with self._lock:
             if folder not in self._folders:
-                folder.mkdir(parents=True, exist_ok=True)
-                sync_folder(folder.parent)
+                make_folder(folder)
                 sync_folder(self.folder.root)
                 self._folders.add(folder)
 

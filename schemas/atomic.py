@@ -52,6 +52,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder with its parents, and their names durable: what is synced in it must not be lost with it.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    made = {folder, *(parent for parent in folder.parents if not parent.exists())}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(made):  # `folder` always: who made it may have been killed before this
+        with suppress(PermissionError):  # a parent that may be entered but not read, as of a mount point
+            sync_folder(path.parent)
+
+
 def append_durably(path: Path, line: str) -> None:
     """Append `line` and a newline to `path` and wait until they are on disk; on an OSError the file is as before.
 

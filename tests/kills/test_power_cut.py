@@ -14,10 +14,13 @@ from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.plan import DatasetLayout
 from eaglehs.extraction.client import Client, ClientSettings, Outcome
 from eaglehs.extraction.run_store import RunStore, open_store
-from eaglehs.schemas.ledger import Ledger
+from eaglehs.schemas.atomic import sync_folder
+from eaglehs.schemas.ledger import Ledger, LedgerEntry
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
 
+from eaglehs.packing_keeper import PackOptions
+from tests.factories.extractions import dataset_bytes, extract_one_step
 from tests.factories.prompts import make_prompts
 from tests.factories.records import engine_facts, model_facts, run_record
 from tests.fakes.engine import FakeEngine
@@ -48,8 +51,8 @@ def test_after_a_power_cut_at_any_sync_no_finished_sample_is_lost(
     with recorded(root, monkeypatch) as recorder:
         append = Ledger.append
 
-        def told(ledger: Ledger, entry: object) -> None:
-            append(ledger, entry)  # type: ignore[arg-type]
+        def told(ledger: Ledger, entry: LedgerEntry) -> None:
+            append(ledger, entry)
             finished_at.append(len(recorder.events))
 
         with monkeypatch.context() as patch:
@@ -68,3 +71,42 @@ def test_after_a_power_cut_at_any_sync_no_finished_sample_is_lost(
         assert outcome.num_done == len(PROMPTS) - len(before)
         assert len(list(store.ledger.finished())) == len(PROMPTS)
         shutil.rmtree(after)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_after_a_power_cut_in_one_step_mode_no_finished_sample_is_lost_either(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "whole"
+    root.mkdir()
+    (root / "run").mkdir()
+    sync_folder(root)
+    finished_at: list[int] = []
+    with recorded(root, monkeypatch) as recorder:
+        sync_folder(root)
+        append = Ledger.append
+
+        def told(ledger: Ledger, entry: LedgerEntry) -> None:
+            append(ledger, entry)
+            finished_at.append(len(recorder.events))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "append", told)
+            one_step(root, FakeEngine(tmp_path / "spool"))
+    whole = dataset_bytes(root / "dataset")
+    for num_syncs in range(1 + seed, len(recorder.events) + 1, 3):
+        after = tmp_path / f"after-{num_syncs}"
+        recorder.rebuild(num_syncs, after)
+        (after / "run").mkdir(exist_ok=True)
+        before = {entry.key for entry in Ledger(after / "run" / "ledger.jsonl").finished()}
+        assert len(before) >= sum(place <= num_syncs for place in finished_at)
+        engine = FakeEngine(tmp_path / f"spool-{num_syncs}")
+        one_step(after, engine)
+        assert not set(engine.asked) & before, f"after {num_syncs} syncs finished samples were computed again"
+        assert dataset_bytes(after / "dataset").keys() == whole.keys()
+        shutil.rmtree(after)
+
+
+def one_step(root: Path, engine: FakeEngine) -> None:
+    options = PackOptions(dataset=root / "dataset", shard_size_bytes=20_480)
+    extract_one_step(root / "run", PROMPTS, engine, options)
