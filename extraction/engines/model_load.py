@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from ...schemas.errors import EngineError
 
@@ -37,7 +38,7 @@ def load_config(source: ModelSource) -> Any:
         return transformers.AutoConfig.from_pretrained(
             source.model, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
-    except (OSError, ValueError, ImportError) as fault:
+    except (OSError, ValueError, ImportError, StrictDataclassError) as fault:
         raise _load_error(source.model, fault) from fault
 
 

@@ -97,3 +97,17 @@ def test_a_server_that_would_spoil_the_states_is_refused_before_it_starts(
     assert done.returncode == 2, done.stderr
     assert reason.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+def test_the_numbers_of_sglang_stand_before_the_model_itself(datasets_of_both, tiny_model):
+    folder, _ = datasets_of_both
+    done = eaglehs("verify", "dataset", "--model", tiny_model, "--samples", 6, "--json", cwd=folder)
+    found = json.loads(done.stdout)["model"]
+    assert done.returncode == 0, found["faults"]
+    assert [state["nearest"] for state in found["states"]] == [
+        "hidden_states[2]",
+        "hidden_states[4]",
+        "hidden_states[5]",
+        "final",
+    ]
+    assert found["num_next_agree"] == found["num_next_tokens"] == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,5 +49,12 @@ def test_where_float32_does_not_fit_the_bfloat16_states_are_the_best_there_are(f
 
 
 def test_a_folder_without_a_model_is_an_error_of_the_engine(tmp_path):
+    with pytest.raises(ModelLoadError, match="transformers can't load"):
+        Reference(ModelSource(model=str(tmp_path)))
+
+
+def test_a_config_that_transformers_refuses_is_an_error_of_the_engine(tmp_path):
+    shape = {"hidden_size": 8, "num_attention_heads": 32, "num_hidden_layers": 2, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shape}))
     with pytest.raises(ModelLoadError, match="transformers can't load"):
         Reference(ModelSource(model=str(tmp_path)))
