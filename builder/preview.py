@@ -24,8 +24,6 @@ from ..schemas.preview import PREVIEW_MEMBERS, PREVIEW_SHARD, PREVIEW_TEXT, Prev
 from ..schemas.states import INPUT_IDS, LOSS_MASK
 from ..schemas.statistics import shards_fingerprint
 from .catalog import open_catalog
-from .sample_map import map_sample
-from .statistics import evenly_spaced
 from .tar_header import BLOCK, file_bytes, pad_to, tar_header
 
 MAX_PREVIEW_SAMPLES = 1000
@@ -57,6 +55,8 @@ def write_preview(dataset: Path, settings: PreviewSettings) -> PreviewRecord:
         raise UsageError(
             f"a preview of {settings.num_samples} samples can't be", mend=f"Give 1 to {MAX_PREVIEW_SAMPLES}"
         )
+    from .statistics import evenly_spaced  # brings torch as well
+
     catalog = open_catalog(dataset)
     folder = PreviewFolder(dataset)
     folder.record.unlink(missing_ok=True)  # while the tar changes, no record must vouch for it
@@ -126,6 +126,8 @@ _AGAIN = "write it anew: eaglehs card --preview N"
 
 
 def _members(shard: Path, row: IndexRow, settings: PreviewSettings) -> Iterator[tuple[str, bytes]]:
+    from .sample_map import map_sample  # brings torch, which preview_faults is asked without
+
     arrays = map_sample(shard, row, (INPUT_IDS, LOSS_MASK), max_tokens=settings.max_tokens)
     ids = arrays[INPUT_IDS].tolist()
     contents: tuple[object, ...] = (row.id, row.num_tokens, row.num_trainable, ids, arrays[LOSS_MASK].tolist())

@@ -22,7 +22,6 @@ from ..schemas.progress import Progress, Silent
 from ..schemas.run import RUN_FILENAME
 from .faults import Findings, VerifyReport
 from .index_store import read_index
-from .packed_check import PackedSamples, check_packed
 from .preview import preview_faults
 from .run_reader import NoRunError, Run, open_run
 from .verify_shard import ShardTask, ShardVerifier
@@ -116,6 +115,8 @@ def _check_packed_samples(run: Run, findings: Findings, progress: Progress) -> N
     """Check the samples that went straight into the shards of a dataset: their dumps are gone on purpose."""
     if run.record.packing is None:
         return
+    from .packed_check import PackedSamples, check_packed  # brings torch as well
+
     for path, samples in PackedSamples(run, run.record.packing).by_shard():
         findings.num_files += 1
         for entry, row in samples:
