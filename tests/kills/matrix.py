@@ -22,7 +22,7 @@ from eaglehs.schemas.manifest import Manifest
 
 from . import client
 from .cases import NUM_PROMPTS, ONE_STEP, Case, Victim
-from .processes import Process, below, kill, wait_until_gone
+from .processes import Process, below, kill, title_of, wait_until_gone
 
 HEAD = ("case", "mode", "at once", "server", "victim", "moment", "finished before", "recomputed", "seconds", "verdict")
 SHARD_SIZE = "500KB"
@@ -159,24 +159,23 @@ def strike(rig: Rig, case: Case, folder: Path) -> Iterator[str]:
 
 def hit(victim: Victim, client_pid: int, family: list[Process]) -> None:
     """Send the signals. `family` is guard, SGLang, its children, in this order."""
-    match victim:
-        case Victim.CLIENT:
-            kill(client_pid)
-        case Victim.SERVER | Victim.SCHEDULER:
-            index = {Victim.SERVER: 1, Victim.SCHEDULER: 2}[victim]
-            if len(family) > index:
-                kill(family[index][0])
-        case Victim.ALL:
-            for pid in (client_pid, *(process[0] for process in family)):
-                kill(pid)
-        case Victim.TERM:
-            kill(client_pid, signal.SIGTERM)
-        case Victim.CTRL_C:
-            kill(client_pid, signal.SIGINT)
-        case Victim.CTRL_C_TWICE:
-            kill(client_pid, signal.SIGINT)
-            time.sleep(0.02)
-            kill(client_pid, signal.SIGINT)
+    pids = [process[0] for process in family]
+    killed = {
+        Victim.CLIENT: [client_pid],
+        Victim.SERVER: pids[1:2],
+        Victim.SCHEDULER: [pid for pid in pids if "scheduler" in title_of(pid)],
+        Victim.ALL: [client_pid, *pids],
+    }
+    signalled = {
+        Victim.TERM: [signal.SIGTERM],
+        Victim.CTRL_C: [signal.SIGINT],
+        Victim.CTRL_C_TWICE: [signal.SIGINT, signal.SIGINT],
+    }
+    for pid in killed.get(victim, ()):
+        kill(pid)
+    for number in signalled.get(victim, ()):
+        kill(client_pid, number)
+        time.sleep(0.02)
 
 
 def check(folder: Path, unbroken: Unbroken, case: Case, before: list[LedgerEntry], saved: Path) -> Iterator[str]:

@@ -34,6 +34,14 @@ def start_of(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
+def title_of(pid: int) -> str:
+    """Return the command line, which SGLang's processes set to their names; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def is_alive(process: Process) -> bool:
     return start_of(process[0]) == process[1]
 
