@@ -44,13 +44,13 @@ test-kills: $(VENV)/.ok $(SGLANG_VENV)/.ok
 	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -s -m kills tests/kills
 
 # Another version of the Hub's client is laid over the environment, not into it: `make test-hub VERSION=1.31.0`.
-VERSION  ?= 1.31.0
-HUB_OVER := $(CACHE)/huggingface_hub-$(VERSION)
+HUB_VERSION := $(or $(VERSION),1.31.0)
+HUB_OVER    := $(CACHE)/huggingface_hub-$(HUB_VERSION)
 
 test-hub: $(VENV)/.ok
 	@test -d $(HUB_OVER)/huggingface_hub || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --target $(HUB_OVER) huggingface_hub==$(VERSION)
-	@PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/python -c "import huggingface_hub as h; assert h.__version__ == '$(VERSION)'"
+	  --target $(HUB_OVER) huggingface_hub==$(HUB_VERSION)
+	@PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/python -c "import huggingface_hub as h; assert h.__version__ == '$(HUB_VERSION)'"
 	PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/pytest tests/builder/test_publish.py tests/builder/test_publish_faults.py \
 	  tests/builder/test_hub_errors.py tests/builder/test_remote_check.py tests/eaglehs/commands/test_push.py
 
