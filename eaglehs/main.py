@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,6 +16,8 @@ from . import __version__
 from .schemas.errors import EaglehsError, UsageError
 
 CONFIG_FILENAME = "eaglehs.toml"
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell has it: 128 + SIGINT."""
 
 app = typer.Typer(
     name="eaglehs",
@@ -76,14 +81,25 @@ def _commands() -> dict[str, Any]:
 
 def main() -> None:
     """Run the command; an `EaglehsError` becomes one message on stderr and its exit code."""
-    from .commands import registry
-
-    registry.register(app)
     try:
+        from .commands import registry
+
+        registry.register(app)
         app(prog_name="eaglehs")
     except EaglehsError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
+        _leave(f"error: {error}", error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        _leave("interrupted", INTERRUPTED)
+
+
+def _leave(message: str, exit_code: int) -> NoReturn:
+    # All is put in order: one more Ctrl-C could only tear the interpreter's own end, with a traceback.
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+    if exit_code == INTERRUPTED:
+        # A second Ctrl-C leaves a thread in the middle of a forward pass; torch aborts if the interpreter ends under it.
+        # What is on disk is safe at any moment, so there is nothing to wait for.
+        os._exit(exit_code)
+    sys.exit(exit_code)

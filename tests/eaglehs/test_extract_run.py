@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_a_stopped_run_says_so_with_its_exit_code_and_keeps_what_it_has(stop, ex
     assert "stopped; all finished samples are kept in run" in text
     assert "Traceback" not in text
     assert len(ledger_lines(tmp_path / "run")) >= 3
+
+
+@pytest.mark.parametrize("after_s", [0.3, 1.5, 4.0])
+def test_a_second_ctrl_c_at_any_moment_ends_without_a_traceback(after_s, extract, tmp_path):
+    process = start_eaglehs(*extract, cwd=tmp_path)
+    time.sleep(after_s)
+    for _ in range(2):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    # -SIGINT: the interpreter was on its way out already; a shell shows it as 130, too.
+    assert process.wait(timeout=60) in {0, 130, -signal.SIGINT}
+    assert "Traceback" not in (tmp_path / "out.txt").read_text()
 
 
 @pytest.mark.parametrize(
