@@ -18,6 +18,7 @@ from . import __version__
 from .engine_start import EngineSettings, dump_dirs, open_engine, pick_engine, starts_server
 from .extract_loop import Engines, ExtractLoop
 from .extract_summary import Done, ExtractSummary, summarize
+from .memory import allocate_plainly
 from .packing_keeper import PackOptions, check_same_packing, open_packing
 from .preflight import Forecast, Job, check_room, forecast
 from .push_stream import Push, PushOptions, open_push
@@ -123,6 +124,7 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
     from .extraction.room import as_storage_error
     from .extraction.run_store import locked
 
+    allocate_plainly()
     started = datetime.now(UTC)
     with sigterm_as_interrupt(), ExitStack() as stack:
         try:
