@@ -36,7 +36,7 @@ from eaglehs.schemas.sizes import format_size, parse_size
 from eaglehs.schemas.states import bytes_per_token, state_names
 
 from bench.table import measure, print_table, ratio_rows
-from eaglehs.memory import PLAIN_ALLOCATION
+from eaglehs.memory import PLAIN_ALLOCATION, allocate_plainly
 from eaglehs.packing_keeper import PackOptions, open_packing
 from tests.factories.extractions import LAYOUT, extract_one_step, extract_two_steps, record_of
 from tests.fakes.engine import FakeEngine
@@ -111,6 +111,7 @@ def memory_of(count: int, way: str) -> int:
 
 def extract_here(count: int, way: str) -> None:
     """Extract `count` prompts and print this process's peak of resident bytes."""
+    allocate_plainly()
     prompts = make_prompts(count, 24)
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as place:
         folder = Path(place)
