@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -35,6 +36,7 @@ from eaglehs.schemas.sizes import format_size, parse_size
 from eaglehs.schemas.states import bytes_per_token, state_names
 
 from bench.table import measure, print_table, ratio_rows
+from eaglehs.memory import PLAIN_ALLOCATION, allocate_plainly
 from eaglehs.packing_keeper import PackOptions, open_packing
 from tests.factories.extractions import LAYOUT, extract_one_step, extract_two_steps, record_of
 from tests.fakes.engine import FakeEngine
@@ -103,16 +105,19 @@ def both_ways(folder: Path, size_bytes: int) -> dict[str, Callable[[], int]]:
 def memory_of(count: int, way: str) -> int:
     """Return the peak resident bytes of a process of its own that extracts `count` prompts."""
     command = [sys.executable, "-m", "bench.extract", "--child", str(count), way]
-    return int(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    environment = {**os.environ, **PLAIN_ALLOCATION}  # as `extract` sets it before Arrow is there
+    return int(json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout))
 
 
 def extract_here(count: int, way: str) -> None:
     """Extract `count` prompts and print this process's peak of resident bytes."""
+    allocate_plainly()
     prompts = make_prompts(count, 24)
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as place:
         folder = Path(place)
         engine = ReadyEngine(folder / "spool", 24, LAYOUT.hidden_size)
-        options = PackOptions(dataset=folder / "dataset", shard_size_bytes=50_000_000)
+        # Shards of about 100 samples, so that few prompts and many fill shards of one size: a shard is sealed whole.
+        options = PackOptions(dataset=folder / "dataset", shard_size_bytes=1_000_000)
         {"one": extract_one_step, "two": extract_two_steps}[way](folder / "run", prompts, engine, options)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 

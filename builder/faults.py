@@ -49,6 +49,8 @@ class VerifyReport:
 
     size_bytes: int
     faults: tuple[Fault, ...]
+    only_remote: tuple[str, ...] = ()
+    """Shards that are on the Hub and not here, as `org/name: data/train-00000.tar`; nothing of them was read."""
 
     @property
     def is_good(self) -> bool:
@@ -66,6 +68,7 @@ class Findings:
     num_tokens: int = 0
     num_files: int = 0
     size_bytes: int = 0
+    only_remote: list[str] = field(default_factory=list)
 
     def add(self, file: str, message: str, *, key: str = "", array: str = "", row: int | None = None) -> None:
         """Note a fault."""
@@ -78,6 +81,7 @@ class Findings:
         self.num_tokens += other.num_tokens
         self.num_files += other.num_files
         self.size_bytes += other.size_bytes
+        self.only_remote += other.only_remote
 
     @contextmanager
     def noting(self, file: str, *, key: str = "") -> Iterator[None]:
@@ -99,6 +103,7 @@ class Findings:
             num_files=self.num_files,
             size_bytes=self.size_bytes,
             faults=tuple(self.faults),
+            only_remote=tuple(self.only_remote),
         )
 
     def _shortened(self, text: str, file: str) -> str:

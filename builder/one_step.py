@@ -22,7 +22,7 @@ from pathlib import Path
 from ..schemas.atomic import sync_folder
 from ..schemas.errors import StorageError
 from ..schemas.ledger import LedgerEntry
-from ..schemas.manifest import DatasetFolder
+from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.run import RunRecord
@@ -44,7 +44,8 @@ class OneStep:
     def __init__(self, run: Run, dataset: Path, settings: PackSettings, progress: Progress) -> None:
         """`run.entries` is the ledger as it grows, shared with whoever appends to it."""
         plan = plan_run(run, settings)
-        self._folder = DatasetFolder(dataset)
+        self.folder = self._folder = DatasetFolder(dataset)
+        self.shard_names = frozenset(shard.name for shard in plan.shards)
         self._parts = ShardParts(self._folder)
         self._work = Work(run, plan, self._folder, ShardSealer(run, plan, self._folder, self._parts), progress)
         self._workers = settings.workers
@@ -52,6 +53,9 @@ class OneStep:
             placed.key: (shard, placed) for shard in plan.shards for placed in shard.samples
         }
         self._missing: dict[str, set[str]] = {}
+        self.whole: list[ShardEntry] = []
+        """Finished shards with all their samples, as `open` found them."""
+
         self._lock = threading.Lock()
 
     def open(self) -> frozenset[str]:
@@ -66,8 +70,10 @@ class OneStep:
         held: set[str] = set()
         for shard, job in zip(plan.shards, plan_jobs(run, plan), strict=True):
             keys = {placed.key for placed in job.shard.samples if self._entry(placed.key).shard == shard.name}
-            if keys and len(keys) == len(job.shard.samples) and state.finished(shard.name, job.fingerprint):
+            record = state.finished(shard.name, job.fingerprint) if len(keys) == len(job.shard.samples) else None
+            if keys and record:
                 self._work.maker.tidy(shard.name)  # left by a kill after the record, or by nothing
+                self.whole += [record.entry] if record.entry and len(keys) == len(shard.samples) else []
             elif keys:
                 keys = self._parts.take_up(shard, keys)
             self._missing[shard.name] = {placed.key for placed in shard.samples}.difference(keys)
@@ -116,8 +122,8 @@ class OneStep:
             self._work.progress.note(f"warning: {warning}")
         return shard.name
 
-    def kept(self, key: str) -> None:
-        """Take note that the ledger names the sample; the last one of a shard seals it.
+    def kept(self, key: str) -> ShardEntry | None:
+        """Take note that the ledger names the sample; the last one of a shard seals it, and the shard is returned.
 
         Raises:
             StorageError: the shard can't be read back or renamed.
@@ -127,8 +133,7 @@ class OneStep:
             missing = self._missing[shard.name]
             missing.discard(key)
             is_whole = not missing
-        if is_whole:
-            make_shard(self._work, self._job(shard), threading.Event())
+        return make_shard(self._work, self._job(shard), threading.Event()).entry if is_whole else None
 
     def finish(self, record: RunRecord) -> PackSummary:
         """Make the shards that are left, index and manifest; `record` is run.json as it now is.

@@ -13,6 +13,7 @@ from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.sizes import format_size
 from .index_store import read_index_head
 from .pack_state import LOCK_FILENAME, Claim, PackState
+from .pushed_shards import PushedShards
 
 
 class ForeignFolderError(UsageError):
@@ -62,6 +63,7 @@ def is_finished(folder: DatasetFolder, manifest: Manifest) -> bool:
     except RecordError:
         return False
     shards = {f"data/{path.name}" for path in folder.data.iterdir()}
+    shards.update(note.name for note in PushedShards(folder).all_remote(found.shards))
     return found == manifest and num_rows == manifest.totals.num_samples and shards == {s.name for s in found.shards}
 
 

@@ -3,6 +3,7 @@
     dataset/.lock                       held by the process that packs
     dataset/_index/.pack/claim.json     the run, and every shard name that its packs may have written
     dataset/_index/.pack/<shard>.parquet   a finished shard: its record as metadata, its rows of the index
+    dataset/_index/.pack/<shard>.pushed.json   it is on the Hub and not here any more: builder/pushed_shards.py
 
 A shard's file counts only with its record, and the record only if its fingerprint is that of the plan. They stay after
 the end: a later pack of the same run, with samples that failed before, redoes their shards only. Names with a leading
@@ -27,6 +28,7 @@ from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from .index_store import index_schema, index_table, read_index_head, read_index_table, write_index
 from .plan import DatasetLayout
+from .pushed_shards import PushedShards
 
 LOCK_FILENAME = ".lock"
 _RECORD_KEY = "eaglehs.shard"
@@ -81,6 +83,7 @@ class PackState:
         self.root = folder.index.parent / ".pack"
         self._folder = folder
         self._layout = layout
+        self._pushed = PushedShards(folder)
 
     def read_claim(self) -> Claim | None:
         """Return who claimed the folder; a damaged claim counts as none."""
@@ -95,15 +98,16 @@ class PackState:
         codec.write_record(self.root / "claim.json", claim)
 
     def finished(self, name: str, fingerprint: str) -> PackedShard | None:
-        """Return the record of shard `name` if it was made of the same inputs and its file is there, else None."""
+        """Return the record of shard `name` if it was made of the same inputs and its file is there, else None.
+
+        A file that was sent to the Hub and deleted counts as there.
+        """
         try:
             head = read_index_head(self._path(name))
             record = codec.loads(PackedShard, head.metadata.get(_RECORD_KEY, ""), where=str(self._path(name)))
         except DataError:  # a record cut by a power loss: the shard is made again
             return None
-        size_bytes = record.entry.size_bytes if record.entry else None
-        is_there = _size_of(self._folder.shard(name)) == size_bytes
-        return record if record.fingerprint == fingerprint and is_there else None
+        return record if record.fingerprint == fingerprint and self._is_there(name, record.entry) else None
 
     def keep(self, name: str, record: PackedShard, rows: Sequence[IndexRow]) -> None:
         """Write down a finished shard, durably; its file has its name already."""
@@ -114,11 +118,18 @@ class PackState:
     def forget(self, name: str) -> None:
         """Remove the record of a shard that is about to be made again or is no longer wanted."""
         self._path(name).unlink(missing_ok=True)
+        self._pushed.forget(name)
 
     def tables(self, names: Iterable[str]) -> Iterator[pa.Table]:
         """Yield the index rows of finished shards."""
         for name in names:
             yield read_index_table(self._path(name))
+
+    def _is_there(self, name: str, entry: ShardEntry | None) -> bool:
+        size_bytes = _size_of(self._folder.shard(name))
+        if entry is None or size_bytes is not None:
+            return size_bytes == (entry.size_bytes if entry else None)
+        return self._pushed.only_remote(entry) is not None
 
     def _path(self, name: str) -> Path:
         return self.root / f"{PurePosixPath(name).stem}.parquet"

@@ -168,7 +168,7 @@ class PromptTable:
             raise self._error(f"{where} ({key}): loss mask value {int(mask_T.max())}, expected 0 or 1")
         self._rows[key] = len(self.keys)
         self.keys.append(key)
-        self.ids.append(id_)
+        self.ids.append(key if id_ == key else id_)  # mostly the same text: held once
         self.sources.append(source)
         self._num_tokens.append(len(ids_T))
         self._num_trainable.append(int(mask_T.sum()))

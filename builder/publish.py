@@ -25,7 +25,7 @@ from ..schemas.progress import Progress
 from .hub_client import Change, CopySource, HubClient, RemoteFile
 from .hub_errors import HubConflictError
 from .publish_files import LocalFile
-from .publish_plan import PublishPlan, PublishSettings, stale_files
+from .publish_plan import Found, PublishPlan, PublishSettings, stale_files
 
 _SHOWN = 5
 
@@ -88,14 +88,18 @@ class Publication:
 
     def open(self, plan: PublishPlan) -> None:
         """Make what is missing of repository and branches; the card goes to the collecting branch."""
-        if plan.repository is None:
-            self._hub.create(private=self._settings.private)
-        if plan.head is None and self._settings.branch != "main":
-            self._hub.make_branch(self._settings.branch, "main")
-        if plan.sends and not plan.has_staging:
-            self._hub.make_branch(self._settings.staging, self._settings.branch)
+        self.make_places(plan, has_staging=plan.has_staging or not plan.sends)
         if plan.sends:
             self._commit_batch([card for card in plan.files if card.path == DatasetFolder(plan.dataset).card])
+
+    def make_places(self, found: PublishPlan | Found, *, has_staging: bool) -> None:
+        """Make what is missing of repository and branches; a push while the dataset grows has no card yet."""
+        if found.repository is None:
+            self._hub.create(private=self._settings.private)
+        if found.head is None and self._settings.branch != "main":
+            self._hub.make_branch(self._settings.branch, "main")
+        if not has_staging:
+            self._hub.make_branch(self._settings.staging, self._settings.branch)
 
     def send(self, files: Sequence[LocalFile]) -> None:
         """Send shards to the collecting branch; when this returns the Hub has them for good."""

@@ -13,8 +13,10 @@ from .pack_state import LOCK_FILENAME
 
 
 @contextmanager
-def publishing(dataset: Path) -> Iterator[None]:
+def publishing(dataset: Path, *, holds_pack_lock: bool = False) -> Iterator[None]:
     """Hold a dataset folder for one publisher; works on a read-only disk, and ends with the process however it ends.
+
+    `holds_pack_lock`: it is this process that packs into the folder.
 
     Raises:
         UsageError: another process publishes from the folder, or packs into it.
@@ -27,7 +29,7 @@ def publishing(dataset: Path) -> Iterator[None]:
     pack: int | None = None
     try:
         _hold(folder, fcntl.LOCK_EX, f"another eaglehs is publishing {dataset}")
-        if (dataset / LOCK_FILENAME).exists():
+        if not holds_pack_lock and (dataset / LOCK_FILENAME).exists():
             pack = os.open(dataset / LOCK_FILENAME, os.O_RDONLY)
             _hold(pack, fcntl.LOCK_SH, f"an eaglehs is packing into {dataset}")
         yield

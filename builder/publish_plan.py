@@ -15,6 +15,7 @@ from .hub_client import Account, CopySource, HubClient, RemoteFile, RepositorySt
 from .hub_errors import HubError
 from .publish_card import check_card
 from .publish_files import LocalFile, folder_counts, local_files
+from .pushed_shards import PushedShards
 from .verify import verify_dataset
 
 OWN_FOLDERS = ("data", "_index", "plots", "preview")
@@ -34,6 +35,10 @@ class UnsoundDatasetError(DataError):
             f"{report.path} has {len(report.faults)} faults and is not sent: {shown}",
             mend=f"See all with: eaglehs verify {report.path}",
         )
+
+
+class ShardElsewhereError(DataError):
+    """A shard that is to be sent was deleted here after it was sent to another place."""
 
 
 class NoRightsError(HubError):
@@ -142,18 +147,28 @@ def plan_publish(dataset: Path, hub: HubClient, settings: PublishSettings, progr
     manifest = read_record(Manifest, folder.manifest)
     check_card(folder.card, manifest)
     files = local_files(folder, manifest)
+    return _compared(dataset, manifest, files, look_up(hub, settings))
+
+
+def look_up(hub: HubClient, settings: PublishSettings) -> Found:
+    """Return what the Hub has of a dataset, once it is sure that the account may write there.
+
+    Raises:
+        UsageError, NoRightsError, HubError: it may not, or the Hub does not answer.
+    """
     account = hub.account()
     repository = hub.state()
     _check_rights(hub, account, repository, settings)
-    return _compared(dataset, manifest, files, _Found(hub, account, repository, settings))
+    return Found(hub, account, repository, settings)
 
 
-class _Found:
+class Found:
     """What is on the Hub."""
 
     def __init__(
         self, hub: HubClient, account: Account, repository: RepositoryState | None, settings: PublishSettings
     ) -> None:
+        """Asks for all of it."""
         self.account, self.repository = account, repository
         target = hub.state(settings.branch) if repository else None
         staging = hub.state(settings.staging) if repository else None
@@ -170,9 +185,10 @@ def _by_sha(files: Mapping[str, RemoteFile], state: RepositoryState | None) -> d
     return {file.sha256: CopySource(revision=state.head, path=path) for path, file in files.items() if file.sha256}
 
 
-def _compared(dataset: Path, manifest: Manifest, files: tuple[LocalFile, ...], found: _Found) -> PublishPlan:
+def _compared(dataset: Path, manifest: Manifest, files: tuple[LocalFile, ...], found: Found) -> PublishPlan:
     absent = [file for file in files if not file.is_at(found.there.get(file.name))]
     shards = [file for file in absent if file.is_shard]
+    _check_there(dataset, [file for file in shards if file.sha256 not in found.sources])
     return PublishPlan(
         dataset=dataset,
         manifest=manifest,
@@ -185,6 +201,21 @@ def _compared(dataset: Path, manifest: Manifest, files: tuple[LocalFile, ...], f
         changes=tuple(file for file in absent if not file.is_shard),
         stale=stale_files(found.there, files),
         has_staging=found.has_staging,
+    )
+
+
+def _check_there(dataset: Path, sends: Iterable[LocalFile]) -> None:
+    gone = [file for file in sends if not file.path.exists()]
+    if not gone:
+        return
+    note = PushedShards(DatasetFolder(dataset)).note(gone[0].name)
+    raise ShardElsewhereError(
+        f"{len(gone)} shards are neither here nor where the dataset is to go, such as {gone[0].name}",
+        why=f"They were sent to {note.repo} and deleted here (extract --delete-pushed)" if note else "",
+        mend=f"Bring them back from there: hf download --repo-type dataset {note.repo} --local-dir {dataset}, with "
+        "--revision of the branch that has them"
+        if note
+        else "Pack again",
     )
 
 

@@ -6,13 +6,13 @@ open_run(path) -> Run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..schemas.codec import read_record
 from ..schemas.errors import RecordError, UsageError
-from ..schemas.ledger import LedgerEntry, SampleStatus, read_ledger
+from ..schemas.ledger import LedgerEntry, SampleStatus, read_entries
 from ..schemas.manifest import MANIFEST_FILENAME
 from ..schemas.run import RunFolder, RunRecord
 from .plan import DatasetLayout
@@ -34,7 +34,7 @@ class Run:
     folder: RunFolder
     record: RunRecord
     prompts: PromptTable
-    entries: dict[str, LedgerEntry]
+    entries: Mapping[str, LedgerEntry]
     """Key -> its last ledger line."""
 
     def __enter__(self) -> Run:
@@ -110,7 +110,7 @@ def open_run(path: Path, *, spill: Path | None = None) -> Run:
     prompts = PromptTable(folder.prompts, vocab_size=record.model.vocab_size, spill=spill)
     try:
         _check_counts(record, prompts)
-        entries = {entry.key: entry for entry in read_ledger(folder.ledger)}
+        entries = read_entries(folder.ledger)
         _check_ledger(folder.ledger, entries, prompts)
     except BaseException:
         prompts.close()

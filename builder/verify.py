@@ -23,6 +23,7 @@ from ..schemas.run import RUN_FILENAME
 from .faults import Findings, VerifyReport
 from .index_store import read_index
 from .preview import preview_faults
+from .pushed_shards import PushedShards
 from .run_reader import NoRunError, Run, open_run
 from .verify_shard import ShardTask, ShardVerifier
 
@@ -83,7 +84,7 @@ def verify_dataset(
     _check_files(folder, manifest, findings)
     for name, message in preview_faults(path, manifest):
         findings.add(name, message)
-    tasks = _tasks(folder, manifest, findings)
+    tasks = [task for task in _tasks(folder, manifest, findings) if not _is_remote(folder, task, findings)]
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
 
         def verify_one(task: ShardTask) -> Findings:
@@ -92,6 +93,18 @@ def verify_dataset(
         for part in pool.map(verify_one, tasks):
             findings.merge(part)
     return findings.report("dataset")
+
+
+def _is_remote(folder: DatasetFolder, task: ShardTask, findings: Findings) -> bool:
+    """Tell whether the shard is on the Hub alone; the index must have its samples all the same."""
+    note = PushedShards(folder).only_remote(task.entry)
+    if note is None:
+        return False
+    findings.only_remote.append(f"{note.repo}: {note.name}")
+    if task.rows is not None and len(task.rows) != task.entry.num_samples:
+        index = str(folder.index.relative_to(folder.root))
+        findings.add(index, f"has {len(task.rows)} samples of {note.name}, manifest.json has {task.entry.num_samples}")
+    return True
 
 
 def _check_samples(run: Run, findings: Findings, progress: Progress) -> None:
@@ -117,7 +130,12 @@ def _check_packed_samples(run: Run, findings: Findings, progress: Progress) -> N
         return
     from .packed_check import PackedSamples, check_packed  # brings torch as well
 
+    folder = DatasetFolder(Path(run.record.packing.dataset))
     for path, samples in PackedSamples(run, run.record.packing).by_shard():
+        note = None if path.exists() else PushedShards(folder).note(f"data/{path.name}")
+        if note is not None:
+            findings.only_remote.append(f"{note.repo}: {note.name}")
+            continue
         findings.num_files += 1
         for entry, row in samples:
             size_bytes = sum(place.length for place in row.arrays.values()) if row else 0

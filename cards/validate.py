@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
-from ..schemas.errors import DataError
-from ..schemas.manifest import DatasetFolder
+from ..schemas.codec import read_record
+from ..schemas.errors import DataError, RecordError
+from ..schemas.manifest import DatasetFolder, Manifest
 from .features import DATA_GLOB
 from .licenses import license_faults
 
@@ -106,8 +107,17 @@ def _config_faults(dataset: Path, head: Mapping[str, Any]) -> Iterator[str]:
         is_outside = pattern.startswith("/") or ".." in pattern.split("/") or "://" in pattern
         if is_outside or not pattern.endswith(".tar"):
             yield f"the config's files {pattern!r} are not tars of this repository"
-        elif not any(dataset.glob(pattern)):
+        elif not any(dataset.glob(pattern)) and not _is_listed(dataset, pattern):
             yield f"no file matches the config's {pattern!r}"
+
+
+def _is_listed(dataset: Path, pattern: str) -> bool:
+    """Tell whether the manifest has shards of that pattern: they may be on the Hub already and not here any more."""
+    try:
+        shards = read_record(Manifest, DatasetFolder(dataset).manifest).shards
+    except RecordError:
+        return False
+    return any(PurePosixPath(shard.name).match(pattern) for shard in shards)
 
 
 def _patterns(configs: list[Mapping[str, Any]]) -> Iterator[str]:

@@ -37,16 +37,29 @@ def write_card(dataset: Path, terms: CardTerms | None = None) -> Path:
             f"{dataset} holds no {folder.manifest.name}, so it is no packed dataset",
             mend="Give the folder that `eaglehs pack` wrote",
         )
+    write_atomically(folder.card, _rendered(folder, terms or CardTerms()).encode())
+    return folder.card
+
+
+def is_as_written(dataset: Path) -> bool:
+    """Tell whether the card is what `write_card` would write now: nobody has changed its text by hand."""
+    folder = DatasetFolder(dataset)
+    try:
+        return folder.card.read_text(encoding="utf-8") == _rendered(folder, CardTerms())
+    except (OSError, UnicodeDecodeError, RecordError):
+        return False
+
+
+def _rendered(folder: DatasetFolder, terms: CardTerms) -> str:
     manifest = read_record(Manifest, folder.manifest)
     kept = read_kept(folder.card.read_text(encoding="utf-8", errors="replace")) if folder.card.is_file() else {}
     extras = CardExtras(
-        kept=merge_terms(kept, terms or CardTerms()),
+        kept=merge_terms(kept, terms),
         statistics=_statistics(folder, manifest),
         preview=_preview(folder, manifest),
         verified=_verified(folder),
     )
-    write_atomically(folder.card, render_card(manifest, extras).encode())
-    return folder.card
+    return render_card(manifest, extras)
 
 
 def _statistics(folder: DatasetFolder, manifest: Manifest) -> DatasetStatistics | None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .builder.preview import PreviewSettings, ToText, remove_preview, write_preview
+from .builder.publish_card import set_license
 from .cards.licenses import CardTerms
 from .cards.validate import card_faults
-from .cards.write import write_card
+from .cards.write import is_as_written, write_card
 from .schemas.errors import UsageError
+from .schemas.manifest import DatasetFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,19 @@ def make_card(dataset: Path, settings: CardSettings) -> CardSummary:
         remove_preview(dataset)
     card = write_card(dataset, settings.terms)
     return CardSummary(card=str(card), faults=card_faults(dataset))
+
+
+def give_license(dataset: Path, license_id: str) -> None:
+    """Name the license in the card: in its front matter and its table, or, where it was changed by hand, in the former.
+
+    Raises:
+        CardError: the card is missing or not valid.
+        UsageError: this is no license id of the Hub's form.
+    """
+    is_ours = is_as_written(dataset)
+    set_license(DatasetFolder(dataset).card, license_id)
+    if is_ours:
+        write_card(dataset)
 
 
 def _to_text(settings: CardSettings) -> ToText | None:

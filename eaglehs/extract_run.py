@@ -18,8 +18,10 @@ from . import __version__
 from .engine_start import EngineSettings, dump_dirs, open_engine, pick_engine, starts_server
 from .extract_loop import Engines, ExtractLoop
 from .extract_summary import Done, ExtractSummary, summarize
+from .memory import allocate_plainly
 from .packing_keeper import PackOptions, check_same_packing, open_packing
 from .preflight import Forecast, Job, check_room, forecast
+from .push_stream import Push, PushOptions, open_push
 from .schemas.errors import DataError, InterruptedRunError
 from .schemas.ledger import Ledger, SampleStatus
 from .schemas.progress import Progress
@@ -58,6 +60,9 @@ class ExtractSettings:
     max_skipped_share: float = MAX_SKIPPED_SHARE
     pack: PackOptions | None = None
     """None: keep the dumps in the run, for `eaglehs pack`."""
+
+    push: PushOptions | None = None
+    """With `pack`: send finished shards to the Hub as they come."""
 
     spool_bytes: int | None = None
     """Most bytes of dumps under way or waiting; None: from the free space of the dump folder."""
@@ -119,6 +124,7 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
     from .extraction.room import as_storage_error
     from .extraction.run_store import locked
 
+    allocate_plainly()
     started = datetime.now(UTC)
     with sigterm_as_interrupt(), ExitStack() as stack:
         try:
@@ -217,16 +223,22 @@ def _run(settings: ExtractSettings, prepared: _Prepared, progress: Progress) -> 
         packing, packed = None, frozenset[str]()
         if settings.pack:
             packing, packed = stack.enter_context(open_packing(store, settings.pack, progress))
+        push = stack.enter_context(open_push(settings.push, packing, progress)) if settings.push and packing else None
         _repair(store, packed, progress)
         if pending := store.pending(prepared.prompts.prompts):
             if packing:
                 packing.begin()
-            outcome = _extract_pending(settings, prepared.plan, _Work(store, packing or store, pending), progress)
+            work = _Work(store, packing or store, pending, push)
+            outcome = _extract_pending(settings, prepared.plan, work, progress)
         if packing and settings.pack:
+            if push:
+                progress.note("waiting for the shards that are still to be sent")
+                push.stream.close()
             progress.begin("pack")
             dataset = packing.pack()
-            write_card(settings.pack.dataset)
-    return Done(store, outcome, dataset)
+            write_card(settings.pack.dataset, settings.push.terms if settings.push else None)
+        published = push.finish() if push else None
+    return Done(store, outcome, dataset, published)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +248,7 @@ class _Work:
     """The store, or who packs at once."""
 
     pending: Sequence[Prompt]
+    push: Push | None
 
 
 def _extract_pending(settings: ExtractSettings, plan: ExtractPlan, work: _Work, progress: Progress) -> Outcome:
@@ -259,7 +272,7 @@ def _extract_pending(settings: ExtractSettings, plan: ExtractPlan, work: _Work, 
 
     engines = Engines(
         open=lambda: open_engine(settings.engine, store.record, RunFolder(settings.out), progress),
-        client_of=lambda engine: Client(engine, work.keeper, check, _client_settings(settings, plan)),
+        client_of=lambda engine: Client(engine, work.keeper, check, _client_settings(settings, plan, work.push)),
         max_restarts=settings.engine.max_restarts if starts_server(settings.engine, plan.engine) else 0,
         max_failed=settings.max_failed,
     )
@@ -297,8 +310,11 @@ def _prompt_options(settings: ExtractSettings) -> PromptOptions:
     )
 
 
-def _client_settings(settings: ExtractSettings, plan: ExtractPlan) -> ClientSettings:
+def _client_settings(settings: ExtractSettings, plan: ExtractPlan, push: Push | None) -> ClientSettings:
     from .extraction.client import ClientSettings
+
+    def frees_room() -> bool:
+        return push is not None and push.stream.frees_room
 
     return ClientSettings(
         max_attempts=settings.max_attempts,
@@ -306,6 +322,7 @@ def _client_settings(settings: ExtractSettings, plan: ExtractPlan) -> ClientSett
         spool_bytes=plan.forecast.spool_bytes,
         bytes_per_token=plan.bytes_per_token,
         keep_dir=settings.pack.dataset if settings.pack else settings.out,
+        frees_room=frees_room if settings.push and settings.push.deletes else None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .builder.pack import PackSummary
+    from .builder.publish import PublishResult
     from .extraction.client import Failure, Outcome
     from .extraction.run_store import RunStore
     from .schemas.prompt import Prompt
@@ -20,6 +21,9 @@ class ExtractSummary:
     run: str
     dataset: PackSummary | None
     """None where the run keeps its dumps."""
+
+    published: PublishResult | None
+    """None where it was not pushed."""
 
     engine: str
     num_samples: int
@@ -53,6 +57,7 @@ class Done:
     store: RunStore
     outcome: Outcome
     dataset: PackSummary | None
+    published: PublishResult | None = None
 
 
 def summarize(done: Done, prompts: Sequence[Prompt], seconds: float) -> ExtractSummary:
@@ -68,6 +73,7 @@ def summarize(done: Done, prompts: Sequence[Prompt], seconds: float) -> ExtractS
     return ExtractSummary(
         run=str(store.folder.root),
         dataset=done.dataset,
+        published=done.published,
         engine=store.record.engine.name,
         num_samples=len(finished),
         num_new=outcome.num_done,

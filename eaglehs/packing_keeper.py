@@ -6,7 +6,7 @@ synced, its ledger line is synced, its dumps are freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .builder.pack import PackSummary
     from .extraction.engines.protocol import Answer
     from .extraction.run_store import RunStore
+    from .schemas.manifest import DatasetFolder, ShardEntry
     from .schemas.prompt import Prompt
     from .schemas.sample import CheckedSample
 
@@ -33,6 +34,8 @@ class PackOptions:
     dataset: Path
     shard_size_bytes: int = 2_000_000_000
     shuffle_seed: int | None = None
+    is_drained: bool = False
+    """Finished shards are sent away and deleted, so that room for a few is enough."""
 
     @property
     def packing(self) -> Packing:
@@ -74,6 +77,23 @@ class PackingKeeper:
         """Use `open_packing`."""
         self._store = store
         self._packer = packer
+        self.sealed: Callable[[ShardEntry], None] | None = None
+        """Hears of each shard that is finished, whole; called from any thread."""
+
+    @property
+    def folder(self) -> DatasetFolder:
+        """The dataset."""
+        return self._packer.folder
+
+    @property
+    def whole(self) -> Sequence[ShardEntry]:
+        """Shards that were finished, with all their samples, before this start."""
+        return self._packer.whole
+
+    @property
+    def shard_names(self) -> Collection[str]:
+        """The names that the dataset's shards may have."""
+        return self._packer.shard_names
 
     @property
     def record(self) -> RunRecord:
@@ -106,7 +126,9 @@ class PackingKeeper:
         self._store.append(entry)
         _free(answer)
         with self._forgetting():
-            self._packer.kept(prompt.key)
+            shard_entry = self._packer.kept(prompt.key)
+        if shard_entry is not None and self.sealed is not None:
+            self.sealed(shard_entry)
         return entry
 
     def begin(self) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PLAIN_SHARD_BYTES = 2_000_000_000
 """What `pack` takes by default; the number of shards is told by it where no --pack is given."""
 
+DRAINED_SHARDS = 3
+"""Shards that must fit where finished ones are sent away: one that fills, one that is sent, one that waits."""
+
 
 class NoRoomError(StorageError):
     """What an extraction will write does not fit."""
@@ -188,8 +191,17 @@ def _kept_bytes(job: Job, plan: Plan, sizes: Sequence[int]) -> int:
     """Return what is still to be written to where samples stay: shards, or dumps in the run."""
     if job.pack is None:
         return sum(sizes)
+    from .builder.pushed_shards import PushedShards
+
     folder = DatasetFolder(job.pack.dataset)
-    return plan.size_bytes - sum(_there_bytes(folder.shard(shard.name)) for shard in plan.shards)
+    pushed = PushedShards(folder)
+    kept_bytes = 0
+    for shard in plan.shards:
+        there_bytes = _there_bytes(folder.shard(shard.name))
+        is_elsewhere = not there_bytes and pushed.note(shard.name) is not None
+        kept_bytes += 0 if is_elsewhere else shard.size_bytes - there_bytes
+    largest = max((shard.size_bytes for shard in plan.shards), default=0)
+    return min(kept_bytes, DRAINED_SHARDS * largest) if job.pack.is_drained else kept_bytes
 
 
 def _there_bytes(shard: Path) -> int:

@@ -27,6 +27,10 @@ Check = Callable[[Prompt, Answer], CheckedSample]
 """Builds a checked sample from a prompt and the engine's answer, or raises DataError; the builder's `check_dumps`."""
 
 
+ROOM_POLL_S = 0.2
+"""Between two looks at a disk that is full and is being freed."""
+
+
 class CachedRowsError(DataError):
     """The server took tokens from its prefix cache, so their states were never computed."""
 
@@ -95,6 +99,9 @@ class ClientSettings:
     keep_dir: Path | None = None
     """Where samples are kept, if its free space is to be watched."""
 
+    frees_room: Callable[[], bool] | None = None
+    """Tells whether room in `keep_dir` is being freed, so that one waits for it instead of ending the run."""
+
     waits_s: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 30, 30, 30)
     """Pauses before a sample is asked for again whose fault may pass: two minutes in all."""
 
@@ -142,6 +149,7 @@ class Client:
         self.settings = settings
         self.tally = Tally()
         self._halt: StorageError | None = None
+        self._num_busy = 0
         self._spool = Spool(settings.spool_bytes, settings.bytes_per_token)
         self._requests = asyncio.Semaphore(engine.concurrency)
         self.under_way: dict[str, Prompt] = {}
@@ -171,9 +179,13 @@ class Client:
     async def _work(self, queue: Iterator[Prompt], progress: Progress) -> None:
         for prompt in queue:
             async with self._spool.room(prompt.num_tokens):
-                if not self._has_room():
+                if not await self._has_room():
                     return
-                failure = await self._extract(prompt, progress)
+                self._num_busy += 1
+                try:
+                    failure = await self._extract(prompt, progress)
+                finally:
+                    self._num_busy -= 1
             if failure is None:
                 self.tally.num_done += 1
                 self.tally.num_tokens += prompt.num_tokens
@@ -181,14 +193,21 @@ class Client:
             progress.note(f"failed: {failure.reason}")
             self.tally.fail(failure, self.settings.max_failed)
 
-    def _has_room(self) -> bool:
+    async def _has_room(self) -> bool:
         """Tell whether one more sample can be kept; if not, no worker takes another, and those under way are kept."""
-        if self._halt is None and self.settings.keep_dir is not None:
+        while self._halt is None and self.settings.keep_dir is not None:
             try:
                 check_room(self.settings.keep_dir, self._spool.used_bytes)
+                break
             except StorageError as fault:
-                self._halt = fault
+                if not self._room_comes():
+                    self._halt = fault
+            await asyncio.sleep(ROOM_POLL_S)
         return self._halt is None
+
+    def _room_comes(self) -> bool:
+        """Tell whether room may be freed: by what frees it, or by a sample under way that fills a shard up for it."""
+        return self.settings.frees_room is not None and (self.settings.frees_room() or self._num_busy > 0)
 
     async def _extract(self, prompt: Prompt, progress: Progress) -> Failure | None:
         num_done, num_faults, num_waits = self.tally.num_done, 0, 0

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from . import codec
 from .atomic import append_durably
+from .ledger_entries import LedgerEntries
 from .sample import NO_NEXT_TOKEN, DumpRef
 
 LEDGER_FILENAME = "ledger.jsonl"
@@ -70,7 +71,7 @@ class Ledger:
             RecordError: a line other than a cut last one is no ledger line.
         """
         self.path = path
-        self.entries: dict[str, LedgerEntry] = {entry.key: entry for entry in read_ledger(path)}
+        self.entries = read_entries(path)
 
     def append(self, entry: LedgerEntry) -> None:
         """Add a line; when this returns it is on disk."""
@@ -99,6 +100,18 @@ def read_ledger(path: Path) -> Iterator[LedgerEntry]:
             if not line.endswith(b"\n"):
                 return
             yield codec.loads(LedgerEntry, line.decode("utf-8", "replace"), where=f"{path}:{number}")
+
+
+def read_entries(path: Path) -> LedgerEntries:
+    """Return the last entry of each key.
+
+    Raises:
+        RecordError: as `read_ledger`.
+    """
+    entries = LedgerEntries()
+    for entry in read_ledger(path):
+        entries[entry.key] = entry
+    return entries
 
 
 def cut_torn_line(path: Path) -> int:

@@ -66,6 +66,20 @@ def extract(
     shuffle: Annotated[
         int | None, typer.Option("--shuffle", metavar="SEED", help="With --pack: mix the samples over all shards.")
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="ORG/NAME", help="With --pack: send finished shards to the Hub as they come."),
+    ] = None,
+    delete_pushed: Annotated[
+        bool, typer.Option("--delete-pushed", help="With --push: delete a shard here once the Hub has it for good.")
+    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="With --push: make a new repository private.")] = False,
+    license_id: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="With --push: license for the card, as of `push`.")
+    ] = None,
+    license_name: Annotated[
+        str | None, typer.Option("--license-name", metavar="NAME", help="What the license `other` is called.")
+    ] = None,
     spool_size: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +132,8 @@ def extract(
 
     Finished samples are never computed again: the same command goes on after a stop, a crash or a full disk.
     With --pack there is no second step, and the disk is needed once instead of twice; the bytes are those of
-    `eaglehs pack`. What stands after -- goes to SGLang.
+    `eaglehs pack`. With --push as well, finished shards go to the Hub as they come; with --delete-pushed the disk
+    needs room for a few of them only. What stands after -- goes to SGLang.
 
     eaglehs extract --model moonshotai/Kimi-K2.5 --profile kimi-k25 --prompts prompts.jsonl
 
@@ -127,9 +142,26 @@ def extract(
     from ..engine_start import EngineSettings
     from ..extract_run import ExtractSettings
     from ..packing_keeper import PackOptions
+    from ..push_stream import PushOptions
 
     if pack is None and (shard_size is not None or shuffle is not None):
         raise typer.BadParameter("--shard-size and --shuffle need --pack DATASET; without it they are for eaglehs pack")
+    pushed = PushOptions(
+        repo=push or "",
+        private=private,
+        license=license_id or "",
+        license_name=license_name or "",
+        deletes=delete_pushed,
+    )
+    if push is None and pushed != PushOptions(repo=""):
+        raise typer.BadParameter("--delete-pushed, --private, --license and --license-name need --push ORG/NAME")
+    if push is not None and pack is None:
+        raise typer.BadParameter("--push needs --pack DATASET: shards are what is sent")
+    if delete_pushed and shuffle is not None:
+        raise typer.BadParameter(
+            "--delete-pushed needs shards that fill up one after another; --shuffle fills all at once. "
+            "Mix the prompts beforehand instead"
+        )
     if context.args and not context.args[0].startswith("-"):
         raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
     settings = ExtractSettings(
@@ -143,9 +175,15 @@ def extract(
         limit=limit,
         max_failed=max_failed,
         max_skipped_share=max_skipped_share,
-        pack=PackOptions(dataset=pack, shard_size_bytes=parse_size(shard_size or "2GB"), shuffle_seed=shuffle)
+        pack=PackOptions(
+            dataset=pack,
+            shard_size_bytes=parse_size(shard_size or "2GB"),
+            shuffle_seed=shuffle,
+            is_drained=delete_pushed,
+        )
         if pack
         else None,
+        push=pushed if push else None,
         spool_bytes=parse_size(spool_size) if spool_size else None,
         rate=rate,
         engine=EngineSettings(
@@ -242,7 +280,10 @@ def _next(summary: ExtractSummary) -> str:
     if packed is None:
         return f"next: eaglehs pack {summary.run}"
     size = format_size(packed.totals.size_bytes)
-    return f"{packed.dataset}: {packed.totals.num_samples:,} samples, {size} in {packed.num_shards} shards"
+    told = f"{packed.dataset}: {packed.totals.num_samples:,} samples, {size} in {packed.num_shards} shards"
+    if summary.published is None:
+        return told
+    return f"{told}\npublished: {summary.published.repo}, revision {summary.published.revision}"
 
 
 def _counts(skipped: dict[str, int]) -> str:

@@ -51,17 +51,16 @@ def push(
     from ..builder.hub_address import check_repo_name
     from ..builder.hub_client import HubClient
     from ..builder.publish import publish
-    from ..builder.publish_card import set_license
     from ..builder.publish_lock import publishing
     from ..builder.publish_plan import PublishSettings, plan_facts, plan_publish
     from ..cards.validate import validate_card
-    from ..schemas.manifest import DatasetFolder
+    from ..dataset_card import give_license
 
     check_repo_name(repo)
     settings = PublishSettings(branch=branch, private=private, verify_all=deep)
     with publishing(dataset), console.progress("push") as progress:
         if license_id is not None:
-            set_license(DatasetFolder(dataset).card, license_id)
+            give_license(dataset, license_id)
         hub = HubClient(repo, progress=progress)
         plan = plan_publish(dataset, hub, settings, progress)
         validate_card(dataset)

@@ -101,6 +101,12 @@ def _show(report: VerifyReport) -> None:
         f"{report.path}: {report.num_samples:,} samples, {report.num_tokens:,} tokens, "
         f"{format_size(report.size_bytes)} in {report.num_files} files: {len(report.faults)} faults{more}"
     )
+    if report.only_remote:
+        repo, _, first = report.only_remote[0].partition(": ")
+        console.out(
+            f"not read: {len(report.only_remote)} shards that are only on the Hub, such as {first}; "
+            f"check them with: eaglehs verify hf://datasets/{repo}"
+        )
 
 
 def _check_report(path: str, check: ModelCheck | None, *, write_report: bool) -> None:

@@ -11,6 +11,8 @@ from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.manifest import Manifest
 
 from tests.eaglehs.cli import eaglehs, ledger_lines, start_eaglehs, wait_until
+from tests.factories.published import REPO, TOKENS, hub_environment
+from tests.fakes.hub import start_hub
 
 PACK = ("--pack", "dataset", "--shard-size", "700kB")
 
@@ -97,6 +99,48 @@ def test_a_dry_run_tells_shards_room_and_time_and_writes_nothing(extract, tmp_pa
     assert "time       unknown: nothing was measured yet" in text
     assert "when it is packed" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice(extract, unbroken, tmp_path):
+    hub = start_hub(tmp_path / "hub", TOKENS, bytes_per_s=400_000)
+    push = (*PACK, "--push", REPO, "--delete-pushed", "--license", "mit")
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    process = start_eaglehs(*extract, *push, cwd=tmp_path, **environment)
+    wait_until(lambda: hub.body_bytes("/_lfs/put/") > 0, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = ledger_lines(tmp_path / "run")
+    hub.bytes_per_s = 0
+    done = eaglehs(*extract, *push, "--json", cwd=tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["num_new"] == 30 - len(finished)
+    assert told["published"]["revision"] == hub.refs(REPO)["main"]
+    shards = read_record(Manifest, unbroken / "dataset/manifest.json").shards
+    there = {path: file["sha256"] for path, file in hub.files(REPO).items() if path.startswith("data/")}
+    assert there == {entry.name: entry.sha256 for entry in shards}
+    assert len(hub.finished_puts()) == len(set(hub.finished_puts()))
+    assert list((tmp_path / "dataset/data").iterdir()) == []
+    verified = eaglehs("verify", "dataset", cwd=tmp_path)
+    assert verified.returncode == 0, verified.stderr
+    assert f"{len(shards)} shards that are only on the Hub" in verified.stdout
+    assert eaglehs("verify", f"hf://datasets/{REPO}", "--deep", cwd=tmp_path, **environment).returncode == 0
+    hub.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--push", REPO), "needs --pack"),
+        ((*PACK, "--delete-pushed"), "need --push"),
+        ((*PACK, "--push", REPO, "--delete-pushed", "--shuffle", "1"), "fills all at once"),
+        ((*PACK, "--push", REPO), "--push needs --license"),
+    ],
+)
+def test_options_of_a_push_that_can_not_be_are_refused(extract, tmp_path, options, message):
+    done = eaglehs(*extract, *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.fixture

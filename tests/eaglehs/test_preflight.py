@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 from eaglehs.builder.plan import SampleTooLongError
+from eaglehs.builder.pushed_shards import PushedShards
 from eaglehs.extraction.spool import SpoolTooSmallError, dump_bytes
 from eaglehs.schemas.errors import UsageError
 from eaglehs.schemas.ledger import LedgerEntry, SampleStatus
+from eaglehs.schemas.manifest import DatasetFolder, ShardEntry, shard_name
 from eaglehs.schemas.states import bytes_per_token
 
 from eaglehs import preflight
@@ -111,6 +113,22 @@ def test_a_prompt_that_never_fits_the_spool_is_refused_and_one_that_fits_alone_i
     free[job.dump_dirs[0]] = size - 1
     with pytest.raises(SpoolTooSmallError, match=f"long needs {size:,} bytes of dumps, {size - 1:,} bytes are free"):
         check_room(job, forecast(job))
+
+
+def test_where_finished_shards_are_sent_away_room_for_three_is_enough_and_what_was_sent_is_done(job, tmp_path):
+    kept = PackOptions(dataset=tmp_path / "dataset", shard_size_bytes=20_480)
+    drained = replace(kept, is_drained=True)
+    whole = forecast(replace(job, pack=kept, spool_bytes=0))
+    assert whole.num_shards > 3
+    most = forecast(replace(job, pack=drained, spool_bytes=0)).spaces[0].needed_bytes
+    assert most < whole.spaces[0].needed_bytes
+    folder = DatasetFolder(kept.dataset)
+    (folder.index.parent / ".pack").mkdir(parents=True)
+    folder.data.mkdir()
+    for number in range(whole.num_shards - 1):
+        entry = ShardEntry(name=shard_name(number), num_samples=1, num_tokens=1, size_bytes=1, sha256="0" * 64)
+        PushedShards(folder).delete_local(entry, "org/name")
+    assert forecast(replace(job, pack=drained, spool_bytes=0)).spaces[0].needed_bytes < most
 
 
 def test_a_finished_run_needs_no_room(job, monkeypatch):

@@ -61,14 +61,18 @@ def extract_one_step(
 def extract_two_steps(
     run: Path, prompts: Sequence[Prompt], engine: FakeEngine, options: PackOptions, **settings: object
 ) -> None:
-    """Run `extract` and then `pack`."""
+    """Run `extract` and then `pack`, which has nothing of the former but its files."""
+    _extract_dumps(run, prompts, engine, settings)
+    pack = PackSettings(shard_size_bytes=options.shard_size_bytes, shuffle_seed=options.shuffle_seed)
+    pack_run(run, options.dataset, pack, Silent())
+
+
+def _extract_dumps(run: Path, prompts: Sequence[Prompt], engine: FakeEngine, settings: dict[str, object]) -> None:
     run.mkdir(exist_ok=True)
     store = open_store(RunFolder(run), record_of(prompts, hidden_size=engine.hidden_size), prompts)
     store.repair()
     store.begin(engine.facts)
     _run(engine, store, store.pending(prompts), settings)
-    pack = PackSettings(shard_size_bytes=options.shard_size_bytes, shuffle_seed=options.shuffle_seed)
-    pack_run(run, options.dataset, pack, Silent())
 
 
 def dataset_bytes(root: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from eaglehs.cards.write import write_card
 
 from tests.eaglehs.cli import eaglehs, start_eaglehs
 from tests.factories.datasets import SyntheticDataset
@@ -203,3 +204,16 @@ def test_the_license_is_written_into_the_card_and_must_be_given(hub, dataset, tm
     assert (refused.returncode, "Give --license" in refused.stderr) == (2, True)
     assert eaglehs("push", bare.root, REPO, "--license", "cc-by-4.0", **environment).returncode == 0
     assert "license: cc-by-4.0\n" in card.read_text()
+
+
+def test_the_license_that_is_given_stands_in_the_table_too_unless_the_card_was_changed_by_hand(hub, tmp_path):
+    bare = make_publishable(tmp_path / "bare", lengths=(4,))
+    card = write_card(bare.root)
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    assert eaglehs("push", bare.root, REPO, "--license", "cc-by-4.0", "--dry-run", **environment).returncode == 0
+    assert card.read_text().startswith("---\nlicense: cc-by-4.0\n")
+    assert "| this dataset | cc-by-4.0 |" in card.read_text()
+    card.write_text(card.read_text() + "My own words.\n")
+    assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
+    assert "license: mit\n" in card.read_text()
+    assert "My own words." in card.read_text()
