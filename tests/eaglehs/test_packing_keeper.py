@@ -12,7 +12,7 @@ import pytest
 from eaglehs.builder import one_step, shard_parts
 from eaglehs.builder.index_store import read_index
 from eaglehs.builder.pack import PackedAlreadyError, PackSettings, pack_run
-from eaglehs.builder.shard_packer import ShardReadBackError
+from eaglehs.builder.read_back import ShardReadBackError
 from eaglehs.builder.verify import verify_dataset, verify_run
 from eaglehs.schemas.errors import DataError, EngineError, StorageError, UsageError
 from eaglehs.schemas.ledger import SampleStatus, read_ledger
