@@ -66,6 +66,15 @@ def extract(
     shuffle: Annotated[
         int | None, typer.Option("--shuffle", metavar="SEED", help="With --pack: mix the samples over all shards.")
     ] = None,
+    shard_multiple: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-multiple",
+            min=1,
+            metavar="N",
+            help="With --pack: a shard count that N divides, of about equal tokens.",
+        ),
+    ] = None,
     spool_size: Annotated[
         str | None,
         typer.Option(
@@ -124,8 +133,10 @@ def extract(
     from ..extract_run import ExtractSettings
     from ..packing_keeper import PackOptions
 
-    if pack is None and (shard_size is not None or shuffle is not None):
-        raise typer.BadParameter("--shard-size and --shuffle need --pack DATASET; without it they are for eaglehs pack")
+    if pack is None and (shard_size, shuffle, shard_multiple) != (None, None, None):
+        raise typer.BadParameter(
+            "--shard-size, --shuffle and --shard-multiple need --pack DATASET; without it they are for eaglehs pack"
+        )
     if context.args and not context.args[0].startswith("-"):
         raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
     settings = ExtractSettings(
@@ -139,7 +150,12 @@ def extract(
         limit=limit,
         max_failed=max_failed,
         max_skipped_share=max_skipped_share,
-        pack=PackOptions(dataset=pack, shard_size_bytes=parse_size(shard_size or "2GB"), shuffle_seed=shuffle)
+        pack=PackOptions(
+            dataset=pack,
+            shard_size_bytes=parse_size(shard_size or "2GB"),
+            shuffle_seed=shuffle,
+            shard_multiple=shard_multiple or 1,
+        )
         if pack
         else None,
         spool_bytes=parse_size(spool_size) if spool_size else None,

@@ -67,7 +67,11 @@ def extract_two_steps(
     store.repair()
     store.begin(engine.facts)
     _run(engine, store, store.pending(prompts), settings)
-    pack = PackSettings(shard_size_bytes=options.shard_size_bytes, shuffle_seed=options.shuffle_seed)
+    pack = PackSettings(
+        shard_size_bytes=options.shard_size_bytes,
+        shuffle_seed=options.shuffle_seed,
+        shard_multiple=options.shard_multiple,
+    )
     pack_run(run, options.dataset, pack, Silent())
 
 
