@@ -34,6 +34,8 @@ from bench.samples import make_dumped_run
 from bench.table import cpu_seconds, measure, print_table, ratio_rows
 
 BLOCK_BYTES = 2**20
+SHARD_BYTES = 300_000_000
+"""Several shards of a gigabyte, so that two workers have something to share."""
 
 
 class Workplace:
@@ -62,7 +64,9 @@ class Workplace:
 
     def pack(self, workers: int) -> int:
         """Pack the run into `out`/dataset."""
-        summary = pack_run(self.run, self.out / "dataset", PackSettings(workers=workers), Silent())
+        summary = pack_run(
+            self.run, self.out / "dataset", PackSettings(shard_size_bytes=SHARD_BYTES, workers=workers), Silent()
+        )
         assert not summary.set_aside, summary.set_aside
         return self.size_bytes
 
