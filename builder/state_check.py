@@ -159,9 +159,8 @@ class StateCheck:
             rows = self._norm_rows[first:last]
             floats_NH = (bits_NH[rows - self._rows_seen].astype(np.uint32) << 16).view(np.float32)
             with np.errstate(invalid="ignore"):  # a NaN is a fault of its own
-                values_NH = floats_NH.astype(np.float64)
-                values_NH *= values_NH
-                self._norms += np.sqrt(values_NH.sum(axis=1)).tolist()
+                squares_NH = np.multiply(floats_NH, floats_NH, dtype=np.float64)
+                self._norms += np.sqrt(squares_NH.sum(axis=1)).tolist()
 
 
 def _heads(bits_NH: Bits) -> npt.NDArray[np.uint64]:
