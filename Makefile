@@ -6,13 +6,15 @@ BIN    := $(VENV)/bin
 # SGLang wants its own torch and 11 GB, so it has an environment of its own, shared by all clones with the same
 # requirements. EAGLEHS_CACHE moves it; EAGLEHS_SGLANG_PYTHON names one that you already have.
 CACHE            ?= $(or $(EAGLEHS_CACHE),$(HOME)/.cache/eaglehs)
+# VERSION of `make test-sglang` and `make test-hub`: from the command line alone, many environments have one of their own.
+ASKED            := $(if $(findstring command,$(origin VERSION)),$(VERSION))
 SGLANG_NEWEST    := 0.5.23
-SGLANG_VERSION   ?= $(or $(VERSION),$(SGLANG_NEWEST))
+SGLANG_VERSION   := $(or $(ASKED),$(SGLANG_NEWEST))
 # The newest one's pins are sglang.txt. A version without pins of its own is installed as pip resolves it.
 SGLANG_PINS      := $(if $(filter $(SGLANG_NEWEST),$(SGLANG_VERSION)),constraints/sglang.txt,$(wildcard constraints/sglang-$(SGLANG_VERSION).txt))
 SGLANG_HASH      := $(shell cat $(or $(SGLANG_PINS),/dev/null) | sha256sum | cut -c1-12)
 SGLANG_VENV      := $(CACHE)/sglang-$(SGLANG_VERSION)-$(SGLANG_HASH)
-SGLANG_GIVEN     := $(if $(VERSION),,$(EAGLEHS_SGLANG_PYTHON))
+SGLANG_GIVEN     := $(if $(ASKED),,$(EAGLEHS_SGLANG_PYTHON))
 SGLANG_PYTHON    := $(or $(SGLANG_GIVEN),$(SGLANG_VENV)/bin/python)
 
 .PHONY: help demo test test-fast test-hub test-kills test-sglang lint bench goldens clean
@@ -44,13 +46,13 @@ test-kills: $(VENV)/.ok $(SGLANG_VENV)/.ok
 	EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON) $(BIN)/pytest -s -m kills tests/kills
 
 # Another version of the Hub's client is laid over the environment, not into it: `make test-hub VERSION=1.31.0`.
-VERSION  ?= 1.31.0
-HUB_OVER := $(CACHE)/huggingface_hub-$(VERSION)
+HUB_VERSION := $(or $(ASKED),1.31.0)
+HUB_OVER    := $(CACHE)/huggingface_hub-$(HUB_VERSION)
 
 test-hub: $(VENV)/.ok
 	@test -d $(HUB_OVER)/huggingface_hub || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --target $(HUB_OVER) huggingface_hub==$(VERSION)
-	@PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/python -c "import huggingface_hub as h; assert h.__version__ == '$(VERSION)'"
+	  --target $(HUB_OVER) huggingface_hub==$(HUB_VERSION)
+	@PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/python -c "import huggingface_hub as h; assert h.__version__ == '$(HUB_VERSION)'"
 	PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/pytest tests/builder/test_publish.py tests/builder/test_publish_faults.py \
 	  tests/builder/test_hub_errors.py tests/builder/test_remote_check.py tests/eaglehs/commands/test_push.py
 

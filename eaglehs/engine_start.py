@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .extraction.server import Server
     from .extraction.server_checks import Expected
 
+DETERMINISTIC = "--enable-deterministic-inference"
+"""SGLang's switch; it needs an attention backend that has such kernels (flashinfer, fa3, triton)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -44,6 +47,8 @@ class EngineSettings:
     port: int | None = None
     sglang_python: str | None = None
     sglang_args: tuple[str, ...] = ()
+    deterministic: bool = False
+    """Ask a server of ours for SGLang's deterministic inference: the same rows whatever else is in the batch."""
     start_timeout_s: float = 1800.0
     stall_timeout_s: float = 600.0
     """Without an answer or a dump for so long, a server hangs."""
@@ -186,7 +191,7 @@ def _serve_options(settings: EngineSettings, record: RunRecord) -> ServeOptions:
         port=settings.port,
         dump_dir=settings.dump_dir,
         sglang_python=settings.sglang_python,
-        sglang_args=settings.sglang_args,
+        sglang_args=(*settings.sglang_args, *([DETERMINISTIC] if settings.deterministic else [])),
         trust_remote_code=settings.trust_remote_code,
         allow_untested=settings.allow_untested,
         start_timeout_s=settings.start_timeout_s,
@@ -214,6 +219,7 @@ def _refuse_server_options(settings: EngineSettings, reason: str) -> None:
         "--port": settings.port,
         "--concurrency": settings.concurrency if settings.concurrency != 1 else None,
         "SGLang's own arguments": settings.sglang_args or None,
+        "--deterministic": settings.deterministic or None,
     }
     for option, value in given.items():
         if value is not None:
@@ -224,7 +230,11 @@ def _refuse_server_options(settings: EngineSettings, reason: str) -> None:
 
 
 def _refuse_start_options(settings: EngineSettings) -> None:
-    given = {"--port": settings.port, "SGLang's own arguments": settings.sglang_args or None}
+    given = {
+        "--port": settings.port,
+        "SGLang's own arguments": settings.sglang_args or None,
+        "--deterministic": settings.deterministic or None,
+    }
     for option, value in given.items():
         if value is not None:
             raise UsageError(f"{option} has no effect on a server that is running already (--server)")

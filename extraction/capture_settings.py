@@ -3,7 +3,7 @@
     SGLANG_HS_DUMP_DIR     folder for dumps; the plugin does nothing unless it is set
     SGLANG_HS_LAYERS       the states to capture, such as 3,31,59 (schemas/states.py, "Hook point")
     SGLANG_HS_RID_PREFIX   only requests whose id starts so are dumped; default eh-
-    SGLANG_HS_WRITERS      threads that write files; default 4
+    SGLANG_HS_WRITERS      threads that write files; default 6
     SGLANG_HS_SLOTS        chunks that wait for the writers in host memory; default 6
 
 The environment, because SGLang's own processes are started by SGLang: nothing else reaches the one with the model.
@@ -24,7 +24,7 @@ WRITERS = "SGLANG_HS_WRITERS"
 SLOTS = "SGLANG_HS_SLOTS"
 
 DEFAULT_RID_PREFIX = "eh-"
-DEFAULT_WRITERS = 4
+DEFAULT_WRITERS = 6
 DEFAULT_SLOTS = 6
 
 

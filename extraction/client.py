@@ -21,7 +21,7 @@ from ..schemas.sample import CheckedSample
 from .engines.protocol import Answer, Engine, EngineDownError, PassingError
 from .keeper import Keeper
 from .room import check_room
-from .spool import Spool
+from .spool import Spool, num_workers
 
 Check = Callable[[Prompt, Answer], CheckedSample]
 """Builds a checked sample from a prompt and the engine's answer, or raises DataError; the builder's `check_dumps`."""
@@ -143,6 +143,7 @@ class Client:
         self.tally = Tally()
         self._halt: StorageError | None = None
         self._spool = Spool(settings.spool_bytes, settings.bytes_per_token)
+        self._requests = asyncio.Semaphore(engine.concurrency)
         self.under_way: dict[str, Prompt] = {}
         """Key -> prompt of the requests that were sent and did not come back; after an EngineDownError the suspects."""
 
@@ -154,9 +155,12 @@ class Client:
             EngineError, StorageError: the server or the disk failed; what was finished is kept.
         """
         queue = iter(prompts)  # shared: each worker takes the next prompt
+        concurrency = concurrency or self.engine.concurrency
+        # More workers than requests: while samples are checked and kept, the engine has its next requests already.
+        self._requests = asyncio.Semaphore(concurrency)
         try:
             async with asyncio.TaskGroup() as workers:
-                for _ in range(min(concurrency or self.engine.concurrency, len(prompts))):
+                for _ in range(min(num_workers(concurrency), len(prompts))):
                     workers.create_task(self._work(queue, progress))
         except* EaglehsError as faults:
             raise _worst(faults) from None
@@ -210,13 +214,7 @@ class Client:
 
     async def _attempt(self, prompt: Prompt, attempt: int, progress: Progress) -> None:
         rid = RequestId(run=self.store.record.run_id, key=prompt.key, attempt=attempt)
-        self.under_way[prompt.key] = prompt
-        try:
-            answer = await self.engine.capture(prompt, str(rid))
-        except DataError:
-            del self.under_way[prompt.key]
-            raise
-        del self.under_way[prompt.key]
+        answer = await self._ask(prompt, str(rid))
         try:
             if answer.cached_tokens:
                 raise CachedRowsError(prompt.key, answer.cached_tokens)
@@ -228,6 +226,17 @@ class Client:
         await asyncio.shield(asyncio.to_thread(self.store.finish, prompt, checked, answer, attempt))
         size_bytes = sum(dump.size_bytes for dump in checked.dumps)
         progress.advance(num_samples=1, num_tokens=prompt.num_tokens, size_bytes=size_bytes)
+
+    async def _ask(self, prompt: Prompt, rid: str) -> Answer:
+        async with self._requests:
+            self.under_way[prompt.key] = prompt
+            try:
+                answer = await self.engine.capture(prompt, rid)
+            except DataError:
+                del self.under_way[prompt.key]
+                raise
+            del self.under_way[prompt.key]
+            return answer
 
 
 def _discard(answer: Answer) -> None:

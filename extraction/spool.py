@@ -42,9 +42,18 @@ def dump_bytes(num_tokens: int, bytes_per_token: int) -> int:
     return num_tokens * bytes_per_token + num_dumps * DUMP_OVERHEAD_BYTES
 
 
+MAX_KEEPING = 8
+"""Samples that may be checked and kept at once beside the requests under way; each takes a core and the disk."""
+
+
+def num_workers(concurrency: int) -> int:
+    """Return how many samples are in hand at once where `concurrency` requests are: the others are being kept."""
+    return concurrency + min(concurrency, MAX_KEEPING)
+
+
 def default_spool_bytes(sizes: Iterable[int], concurrency: int, free_bytes: int) -> int:
-    """Return half of the free space, but no more than the `concurrency` largest prompts need together."""
-    return min(free_bytes // 2, sum(heapq.nlargest(concurrency, sizes)))
+    """Return half of the free space, but no more than the largest prompts in hand at once need together."""
+    return min(free_bytes // 2, sum(heapq.nlargest(num_workers(concurrency), sizes)))
 
 
 class Spool:

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Consumer:
     take: Callable[[Path], object] = Path.unlink
     """Called with each dump; must remove it."""
 
+    num_threads: int = 1
     num_files: int = 0
     size_bytes: int = 0
     _ends: threading.Event = field(default_factory=threading.Event)
@@ -58,10 +60,11 @@ class Consumer:
             self._sweep()
 
     def _sweep(self) -> None:
-        for path in self.folder.glob("eh-*.pt"):
-            self.size_bytes += path.stat().st_size
-            self.take(path)
-            self.num_files += 1
+        found = [(path, path.stat().st_size) for path in self.folder.glob("eh-*.pt")]
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            list(pool.map(self.take, [path for path, _ in found]))
+        self.size_bytes += sum(size for _, size in found)
+        self.num_files += len(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

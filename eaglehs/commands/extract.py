@@ -109,6 +109,10 @@ def extract(
             help="Python of the environment that has SGLang, if it is another one.",
         ),
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Ask SGLang for the same rows whatever else is in a batch; slower."),
+    ] = False,
     trust_remote_code: TrustFlag = False,
     allow_untested: UntestedFlag = False,
     dry_run: Annotated[
@@ -172,6 +176,7 @@ def extract(
             max_restarts=max_restarts,
             sglang_python=sglang_python,
             sglang_args=tuple(context.args),
+            deterministic=deterministic,
             trust_remote_code=trust_remote_code,
             allow_untested=allow_untested,
         ),

@@ -52,7 +52,6 @@ def test_a_machine_without_gpu_and_sglang_can_still_run_small_models(bare_machin
 @pytest.mark.parametrize(
     ("version", "fault"),
     [("0.5.23", ""), ("0.4.1", "has SGLang 0.4.1, expected 0.5.11 to "), ("9.9.9", "SGLang 9.9.9")],
-    [("0.5.23", ""), ("0.4.1", "has SGLang 0.4.1, expected 0.5.11 to "), ("9.9.9", "SGLang 9.9.9")],
 )
 def test_the_sglang_that_is_named_must_be_a_supported_one(version, fault, tmp_path):
     found = diagnose(Where(out=tmp_path, dump_dir=tmp_path, sglang_python=python_with_sglang(tmp_path, version)))

@@ -224,3 +224,9 @@ def test_a_stranger_at_the_address_is_told_from_sglang(extract: Extract, tmp_pat
     assert done.code == 3, done.text
     assert "gave no JSON object" in done.text
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_deterministic_inference_is_asked_for_and_written_down(extract: Extract, tmp_path: Path):
+    assert extract("--deterministic").code == 0
+    command = json.loads((tmp_path / "run" / "run.json").read_text())["engine"]["command"]
+    assert "--enable-deterministic-inference" in command

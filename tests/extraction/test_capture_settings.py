@@ -19,7 +19,7 @@ def test_without_a_folder_there_are_no_settings(environment: dict[str, str]) -> 
 def test_folder_and_layers_are_enough() -> None:
     found = CaptureSettings.from_environment({**FOLDER, "SGLANG_HS_LAYERS": "59, 3,31"})
     assert found == CaptureSettings(
-        dump_dir=Path("/dev/shm/dumps"), layers=(3, 31, 59), rid_prefix="eh-", writers=4, slots=6
+        dump_dir=Path("/dev/shm/dumps"), layers=(3, 31, 59), rid_prefix="eh-", writers=6, slots=6
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,3 +268,24 @@ def test_the_prompts_under_way_when_the_engine_goes_down_are_known(engine, folde
     assert "p005" in client.under_way
     assert len(client.under_way) <= engine.concurrency
     assert not set(client.under_way) & {entry.key for entry in store.ledger.finished()}
+
+
+def test_the_engine_has_its_next_request_while_a_sample_is_still_checked(tmp_path, folder):
+    engine = FakeEngine(tmp_path / "spool", concurrency=1)
+    prompts = make_prompts(6)
+    store = open_run(folder, prompts)
+    store.begin(engine.facts)
+    asked_during_first_check = []
+
+    def check(prompt, answer):
+        if not asked_during_first_check:
+            deadline = time.monotonic() + 10
+            while sum(engine.asked.values()) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            asked_during_first_check.append(sum(engine.asked.values()))
+        return check_dumps(prompt, answer.dumps, LAYOUT)
+
+    outcome = asyncio.run(Client(engine, store, check, ClientSettings()).run(prompts, Silent()))
+    assert outcome.num_done == 6
+    assert asked_during_first_check[0] >= 2
+    assert engine.most_under_way == 1

@@ -34,7 +34,7 @@ def ring_into(kept: dict[str, tuple[Tensor, list[Tensor]]], *, write_s: float = 
     def report(fault: Exception) -> None:
         raise AssertionError("no fault was expected") from fault
 
-    shape = RingShape(slots=slots, slot_rows=ROWS, num_states=NUM_STATES, hidden_size=WIDTH, writers=4)
+    shape = RingShape(slots=slots, slot_rows=ROWS, num_states=NUM_STATES, hidden_size=WIDTH, writers=6)
     return DumpRing(shape, torch.device("cuda"), keep, report)
 
 
@@ -92,7 +92,7 @@ def test_handing_over_does_not_wait_for_the_copy_or_the_file() -> None:
     assert len(kept) == 4
 
 
-def test_four_writers_into_shared_memory_carry_the_states_of_a_fast_server(tmp_path: Path) -> None:
+def test_six_writers_into_shared_memory_carry_the_states_of_a_fast_server(tmp_path: Path) -> None:
     folder = Path("/dev/shm/eaglehs-gpu-test")
     folder.mkdir(exist_ok=True)
     names = ("layer_1", "layer_2", "layer_3", "final")
@@ -101,7 +101,7 @@ def test_four_writers_into_shared_memory_carry_the_states_of_a_fast_server(tmp_p
         named = dict(zip(names, states, strict=True))
         write_dump(folder, piece.name, layers=(1, 2, 3), prompt_tokens=None, input_ids=ids, states=named).unlink()
 
-    shape = RingShape(slots=6, slot_rows=6920, num_states=NUM_STATES, hidden_size=WIDTH, writers=4)
+    shape = RingShape(slots=6, slot_rows=6920, num_states=NUM_STATES, hidden_size=WIDTH, writers=6)
     ring = DumpRing(shape, torch.device("cuda"), write, lambda fault: pytest.fail(str(fault)))
     states, ids = [fill(1.0, 6920)] * NUM_STATES, torch.zeros(6920, dtype=torch.int64, device="cuda")
     parts = [

@@ -121,7 +121,7 @@ def test_a_cancelled_prompt_gives_its_room_back():
 
 @pytest.mark.parametrize(
     ("sizes", "concurrency", "free", "bound"),
-    [([10, 30, 20], 2, 1000, 50), ([10, 30, 20], 16, 1000, 60), ([10, 30, 20], 16, 80, 40), ([], 4, 100, 0)],
+    [([10, 30, 20], 1, 1000, 50), ([10, 30, 20], 16, 1000, 60), ([10, 30, 20], 16, 80, 40), ([], 4, 100, 0)],
 )
-def test_the_default_bound_is_half_of_what_is_free_or_what_the_requests_need(sizes, concurrency, free, bound):
+def test_the_default_bound_is_half_of_what_is_free_or_what_is_in_hand_at_once(sizes, concurrency, free, bound):
     assert default_spool_bytes(sizes, concurrency, free) == bound
