@@ -1,17 +1,19 @@
-"""Made-up datasets of a real one's shape for the benches: three states and `final` of width 7168, random bits."""
+"""Made-up runs and datasets of a real one's shape for the benches: three states and `final` of width 7168."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import torch
 from eaglehs.cards.write import write_card
 from eaglehs.schemas.manifest import DatasetFolder
+from eaglehs.schemas.states import state_names
 
 from tests.factories.datasets import SyntheticDataset
-from tests.factories.dumps import make_prompt
+from tests.factories.dumps import make_prompt, write_dumps
 from tests.factories.packing import pack_by_hand
-from tests.factories.runs import SyntheticRun, start_run
+from tests.factories.runs import SyntheticRun, append_ledger, start_run
 
 HIDDEN_SIZE = 7168
 LAYERS = (3, 31, 59)
@@ -25,6 +27,18 @@ def lengths_of(total_bytes: int) -> list[int]:
     while sum(lengths) * TOKEN_BYTES < total_bytes:
         lengths.append(int(np.clip(random.lognormal(7.25, 0.65), 200, 8192)))
     return lengths
+
+
+def make_dumped_run(root: Path, total_bytes: int) -> SyntheticRun:
+    """Write a finished run of about `total_bytes` of dumps in `root`, one dump a sample, as `extract` leaves it."""
+    prompts = [make_prompt(f"p{number}", length) for number, length in enumerate(lengths_of(total_bytes))]
+    run = start_run(root, prompts, layers=LAYERS, hidden_size=HIDDEN_SIZE)
+    noise = torch.randn(8192 + 8, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for prompt in prompts:
+        states = {name: noise[place : place + prompt.num_tokens] for place, name in enumerate(state_names(LAYERS))}
+        paths = write_dumps(run.folder.dump_path(prompt.key, "x").parent, prompt, states)
+        append_ledger(run, prompt, dumps=paths, next_token=1)
+    return run
 
 
 def make_dataset(root: Path, total_bytes: int) -> SyntheticDataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,21 +20,30 @@ class Way:
     """GB/s of each round."""
 
     cpu: list[float] = field(default_factory=list)
-    """CPU seconds a GB of each round, of this process."""
+    """CPU seconds a GB of each round, of this process and of those that it ran and waited for."""
 
 
-def measure(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, Way]:
-    """Run all ways `rounds` times, in turn, after one round that does not count."""
+def measure(
+    ways: Mapping[str, Callable[[], int]], rounds: int, before: Callable[[], object] = lambda: None
+) -> dict[str, Way]:
+    """Run all ways `rounds` times, in turn, after one round that does not count; `before` each, untimed."""
     measured = {name: Way(run) for name, run in ways.items()}
     for number in range(rounds + 1):
         for way in measured.values():
-            cpu, begun = time.process_time(), time.perf_counter()
+            before()
+            cpu, begun = cpu_seconds(), time.perf_counter()
             gigabytes = way.run() / 1e9
-            wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
+            wall, cpu = time.perf_counter() - begun, cpu_seconds() - cpu
             if number:
                 way.wall.append(gigabytes / wall)
                 way.cpu.append(cpu / gigabytes)
     return measured
+
+
+def cpu_seconds() -> float:
+    """Return what this process and those that it waited for have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def ratio_rows(measured: Mapping[str, Way], base: str) -> list[list[str]]:

@@ -56,6 +56,9 @@ class PackSettings:
     shard_size_bytes: int = 2_000_000_000
     workers: int = 1
     shuffle_seed: int | None = None
+    shard_multiple: int = 1
+    """The number of shards is divisible by it, before samples are set aside."""
+
     allow_partial: bool = False
     """Pack a run that is not finished, without the samples that are missing."""
 
@@ -156,6 +159,7 @@ def plan_run(run: Run, settings: PackSettings) -> Plan:
         run.layout,
         shard_size_bytes=settings.shard_size_bytes,
         shuffle_seed=settings.shuffle_seed,
+        shard_multiple=settings.shard_multiple,
     )
 
 

@@ -34,6 +34,7 @@ class PackedSamples:
             run.layout,
             shard_size_bytes=packing.shard_size_bytes,
             shuffle_seed=packing.shuffle_seed,
+            shard_multiple=packing.shard_multiple,
         )
         self._shards = plan.shards
 

@@ -30,6 +30,9 @@ REFUSED_SHARD_BYTES = 50 * 1000**3
 LARGE_SHARD_BYTES = 20 * 1000**3
 """Above this a warning: the Hub advises files under 20 GB."""
 
+_MOST_TRIES = 20
+"""Numbers of shards that are tried for even shares before full shards are halved."""
+
 META = "meta"
 """The name of `meta.json` among a sample's members, where the arrays have their own names."""
 
@@ -197,12 +200,20 @@ class Plan:
 
 
 def plan_dataset(
-    samples: Sequence[PlannedSample], layout: DatasetLayout, *, shard_size_bytes: int, shuffle_seed: int | None = None
+    samples: Sequence[PlannedSample],
+    layout: DatasetLayout,
+    *,
+    shard_size_bytes: int,
+    shuffle_seed: int | None = None,
+    shard_multiple: int = 1,
 ) -> Plan:
     """Divide `samples` over shards, in their order or in the one that `shuffle_seed` gives.
 
+    With `shard_multiple` N the number of shards is divisible by N, and they have about the same number of tokens: stock
+    readers on N nodes then give each node whole shards, where else every node reads all of them.
+
     Raises:
-        UsageError: the shard size is 50 GB or more.
+        UsageError: the shard size is 50 GB or more, or there are too few samples for such a number of shards.
         DuplicateKeyError: two samples have one key.
         SampleTooLongError: a sample has more tokens than a member may hold.
     """
@@ -215,6 +226,8 @@ def plan_dataset(
     _check_samples(samples, layout)
     ordered = samples if shuffle_seed is None else shuffled(samples, shuffle_seed)
     shards = tuple(_divide(ordered, layout, shard_size_bytes))
+    if shard_multiple > 1 and shards:
+        shards = _balanced(ordered, shards, shard_size_bytes, shard_multiple)
     oversize = tuple(shard.samples[0].key for shard in shards if shard.size_bytes > shard_size_bytes)
     return Plan(
         layout=layout, shard_size_bytes=shard_size_bytes, shuffle_seed=shuffle_seed, shards=shards, oversize=oversize
@@ -283,6 +296,51 @@ def _divide(samples: Iterable[PlannedSample], layout: DatasetLayout, limit: int)
         placed.append(here)
     if placed:
         yield _shard(number, layout, placed)
+
+
+def _balanced(
+    samples: Sequence[PlannedSample], filled: Sequence[ShardPlan], limit: int, multiple: int
+) -> tuple[ShardPlan, ...]:
+    """Return shards of about equal tokens, in a number divisible by `multiple`, from `filled`, the fewest that can be.
+
+    Shards that are cut at even shares of the tokens may need a few more of them than full ones do.
+    """
+    layout, fewest = filled[0].layout, -(-len(filled) // multiple) * multiple
+    if fewest > len(samples):
+        raise UsageError(
+            f"{len(samples)} samples can't fill a number of shards divisible by {multiple}, {len(filled)} or more",
+            why="Samples are never cut, and a shard holds one at least",
+            mend="Give a smaller --shard-multiple, or a larger --shard-size",
+        )
+    for number in (fewest + step * multiple for step in range(_MOST_TRIES)):
+        if number <= len(samples) and (shards := _cut_evenly(samples, layout, limit, number)):
+            return shards
+    groups = [[placed.sample for placed in shard.samples] for shard in filled]
+    while len(groups) < fewest:
+        place = max(range(len(groups)), key=lambda place: len(groups[place]))
+        middle = len(groups[place]) // 2
+        groups[place : place + 1] = [groups[place][:middle], groups[place][middle:]]
+    return tuple(lay_out_shard(number, group, layout) for number, group in enumerate(groups))
+
+
+def _cut_evenly(
+    samples: Sequence[PlannedSample], layout: DatasetLayout, limit: int, count: int
+) -> tuple[ShardPlan, ...] | None:
+    """Return `count` shards, each cut where the tokens so far are nearest to its share; None: they do not hold all."""
+    total, seen, at = sum(sample.num_tokens for sample in samples), 0, 0
+    shards = []
+    for number in range(count):
+        placed = list[PlacedSample]()
+        last = len(samples) - (count - number - 1)  # each shard after this one needs a sample
+        while at < last:
+            here = place_sample(samples[at], layout, placed[-1].end if placed else 0)
+            is_past = (2 * seen + samples[at].num_tokens) * count >= 2 * total * (number + 1)
+            if placed and (is_past or file_bytes(here.end) > limit):
+                break
+            placed.append(here)
+            seen, at = seen + samples[at].num_tokens, at + 1
+        shards.append(_shard(number, layout, placed))
+    return tuple(shards) if at == len(samples) else None
 
 
 def _shard(number: int, layout: DatasetLayout, placed: Sequence[PlacedSample]) -> ShardPlan:

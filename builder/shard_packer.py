@@ -1,23 +1,20 @@
 """Makes one shard of a run: checks each sample's dumps, writes it to its place, reads the file back, renames it.
 
 A refused sample is set aside with its reason, and the shard is laid out anew without it. Each dump is read once for
-its checks and copied once in the kernel; the finished file is read once for its SHA-256 and, in the same pass, for
-the hash of each array: what is in the shard is what was checked.
+its checks and copied once in the kernel; meanwhile a second thread reads back what is written already, once, for the
+SHA-256 of the file and the hash of each array (builder/read_back).
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import xxhash
 
 from ..schemas.atomic import staged
 from ..schemas.errors import DataError, StorageError
@@ -31,21 +28,12 @@ from ..schemas.states import INPUT_IDS, LOSS_MASK
 from .assemble import ExaminedSample
 from .dump_reader import Dump
 from .dump_zip import DumpUnreadableError
-from .file_scan import Region, scan_file
 from .pack_state import PackedShard, SetAside
 from .plan import META, PlacedSample, ShardPlan
+from .read_back import ReadBack
 from .run_check import examine_finished
 from .run_reader import Run
 from .tar_writer import FileRange, Piece, ShardWriter
-
-
-class ShardReadBackError(StorageError):
-    """A shard's bytes are not those that were written to it."""
-
-    def __init__(self, key: str, what: str, *, why: str = "", mend: str = "") -> None:
-        """`key` is the sample's."""
-        self.key = key
-        super().__init__(what, why=why, mend=mend)
 
 
 class PackStoppedError(Exception):
@@ -137,23 +125,28 @@ class ShardPacker:
         return draft.result(kept, fingerprint, [self._set_aside[key] for key in sorted(self._set_aside)])
 
     def _write(self, shard: ShardPlan, path: Path, draft: Draft) -> None:
-        num_refused = len(self._set_aside)
         with staged(path) as out:
             writer = ShardWriter(out, shard)
-            for placed in shard.samples:
-                if self._stop.is_set():
-                    raise PackStoppedError
-                prompt = self._run.prompts.prompt(placed.key)
-                try:
-                    examined = examine_finished(self._run, prompt)
-                    if len(self._set_aside) == num_refused:  # else only look for more: the shard is laid out anew
-                        self._add(writer, placed, prompt, examined, draft)
-                except DataError as fault:
-                    self._set_aside[prompt.key] = SetAside(key=prompt.key, id=prompt.id, reason=str(fault))
-                    self._progress.note(f"sample {prompt.key} is set aside: {fault}")
-            if len(self._set_aside) > num_refused:
-                raise _SetAsideError
-            draft.sha256 = read_back(out, path, shard, draft.metas)
+            with ReadBack(out, path, shard.size_bytes) as read_back:
+                self._write_samples(writer, read_back, shard, draft)
+                draft.sha256 = read_back.sha256()
+
+    def _write_samples(self, writer: ShardWriter, read_back: ReadBack, shard: ShardPlan, draft: Draft) -> None:
+        num_refused = len(self._set_aside)
+        for placed in shard.samples:
+            if self._stop.is_set():
+                raise PackStoppedError
+            prompt = self._run.prompts.prompt(placed.key)
+            try:
+                examined = examine_finished(self._run, prompt)
+                if len(self._set_aside) == num_refused:  # else only look for more: the shard is laid out anew
+                    self._add(writer, placed, prompt, examined, draft)
+                    read_back.add(placed, draft.metas[-1])
+            except DataError as fault:
+                self._set_aside[prompt.key] = SetAside(key=prompt.key, id=prompt.id, reason=str(fault))
+                self._progress.note(f"sample {prompt.key} is set aside: {fault}")
+        if len(self._set_aside) > num_refused:
+            raise _SetAsideError
 
     def _add(
         self, writer: ShardWriter, placed: PlacedSample, prompt: Prompt, examined: ExaminedSample, draft: Draft
@@ -235,43 +228,6 @@ def index_row(placed: PlacedSample, meta: SampleMeta, shard: str) -> IndexRow:
             if member.array != META
         },
     )
-
-
-def read_back(out: BinaryIO, path: Path, shard: ShardPlan, metas: Sequence[SampleMeta]) -> str:
-    """Read a written shard once; return its SHA-256 if each array has the hash that its `meta.json` says.
-
-    Raises:
-        ShardReadBackError: an array differs.
-    """
-    whole = hashlib.sha256()
-    arrays = _ArrayHashes(path, {meta.key: meta for meta in metas})
-    scan_file(path, out.fileno(), os.fstat(out.fileno()).st_size, arrays.regions(shard), whole.update)
-    return whole.hexdigest()
-
-
-class _ArrayHashes:
-    """Compares each array's hash as soon as its last byte is read."""
-
-    def __init__(self, path: Path, metas: Mapping[str, SampleMeta]) -> None:
-        self._path = path
-        self._metas = metas
-
-    def regions(self, shard: ShardPlan) -> Iterator[Region]:
-        for placed in shard.samples:
-            for member in placed.members:
-                if member.array != META:
-                    digest = xxhash.xxh3_128()
-                    yield Region(offset=member.data_offset, length=member.data_bytes, row_bytes=1, take=digest.update)
-                    self._compare(placed.key, member.array, digest.hexdigest())
-
-    def _compare(self, key: str, array: str, found: str) -> None:
-        if found != self._metas[key].xxh3_128[array]:
-            raise ShardReadBackError(
-                key,
-                f"{self._path}: {array} of {key} reads back other bytes than were checked",
-                why="A dump was changed while it was packed, or the disk is failing",
-                mend="Stop what writes to the run's folder, and run the same command again",
-            )
 
 
 def bloated(dumps: Iterable[Dump]) -> Sequence[str]:

@@ -15,8 +15,9 @@ from ..schemas.sample import SampleMeta
 from .pack_folder import clear_old
 from .pack_state import Claim, PackState
 from .plan import Plan, ShardPlan
+from .read_back import ShardReadBackError, read_back
 from .run_reader import Run
-from .shard_packer import Draft, PackStoppedError, ShardReadBackError, ShardResult, read_back
+from .shard_packer import Draft, PackStoppedError, ShardResult
 from .shard_parts import ShardParts, copy_samples, read_meta
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ShardSealer:
         with self._parts.opened(shard) as part:
             metas = [self._known(read_meta(part, placed), placed.key) for placed in shard.samples]
             self._take(draft, metas)
-            draft.sha256 = read_back(part, Path(part.name), shard, metas)
+            draft.sha256 = read_back(part, Path(part.name), zip(shard.samples, metas, strict=True), shard.size_bytes)
             os.fsync(part.fileno())
         Path(part.name).replace(final)
         sync_folder(final.parent)
@@ -84,7 +85,7 @@ class ShardSealer:
         with self._parts.opened(whole) as part, staged(final) as out:
             metas = copy_samples(part, out, whole, shard)
             self._take(draft, metas)
-            draft.sha256 = read_back(out, final, shard, metas)
+            draft.sha256 = read_back(out, final, zip(shard.samples, metas, strict=True), shard.size_bytes)
 
     def _take(self, draft: Draft, metas: Sequence[SampleMeta]) -> None:
         for meta in metas:

@@ -25,8 +25,10 @@ _MAGNITUDE = np.uint16(0x7FFF)
 NUM_NORM_ROWS = 64
 """Rows, evenly spaced, whose L2 norms are averaged for the report: enough to show a wrong or dead layer."""
 
-_HEAD = 16
-"""Leading values of a row that are compared first; the rest only where these are equal."""
+_HEAD = 4
+"""Leading values of a row that are compared first, as one number of 64 bits; the rest only where these are equal."""
+
+_HEAD_MAGNITUDE = np.uint64(0x7FFF_7FFF_7FFF_7FFF)
 
 _MIN_WIDTH = 32
 """From this width on, equal rows are no chance: below it only a state with most rows equal is refused."""
@@ -132,17 +134,14 @@ class StateCheck:
         self._not_finite = StateFault(row=row, message=f"row {row} of {self._name} holds {what}")
 
     def _look_at_rows(self, bits_NH: Bits) -> None:
-        before = bits_NH[:1] if self._last_row is None else self._last_row[None]
-        heads = np.concatenate((before[:, :_HEAD], bits_NH[:, :_HEAD]))
-        ids = self._ids_T[max(self._rows_seen - 1, 0) : self._rows_seen + len(bits_NH)]
-        if self._last_row is None:
-            heads = heads[1:]
-        first = self._rows_seen + len(bits_NH) - len(heads)
-        is_alike = (heads[1:] == heads[:-1]).all(axis=1) & (ids[1:] != ids[:-1])
-        for row in first + 1 + np.flatnonzero(is_alike):
-            self._compare_rows(bits_NH, int(row))
+        if self._last_row is not None and self._ids_T[self._rows_seen] != self._ids_T[self._rows_seen - 1]:
+            self._compare_rows(bits_NH, self._rows_seen)
+        heads_N = _heads(bits_NH)
+        ids_N = self._ids_T[self._rows_seen : self._rows_seen + len(bits_NH)]
+        for index in np.flatnonzero((heads_N[1:] == heads_N[:-1]) & (ids_N[1:] != ids_N[:-1])):
+            self._compare_rows(bits_NH, self._rows_seen + int(index) + 1)
         if self._zero_row is None:
-            for index in np.flatnonzero(~(bits_NH[:, :_HEAD] & _MAGNITUDE).any(axis=1)):
+            for index in np.flatnonzero((heads_N & _HEAD_MAGNITUDE) == 0):
                 if not (bits_NH[index] & _MAGNITUDE).any():
                     self._zero_row = self._rows_seen + int(index)
                     break
@@ -155,13 +154,20 @@ class StateCheck:
             self._equal_rows = self._equal_rows or [row]
 
     def _take_norms(self, bits_NH: Bits) -> None:
-        end = self._rows_seen + len(bits_NH)
-        rows = self._norm_rows[(self._norm_rows >= self._rows_seen) & (self._norm_rows < end)]
-        if len(rows):
+        first, last = np.searchsorted(self._norm_rows, (self._rows_seen, self._rows_seen + len(bits_NH)))
+        if first < last:
+            rows = self._norm_rows[first:last]
             floats_NH = (bits_NH[rows - self._rows_seen].astype(np.uint32) << 16).view(np.float32)
             with np.errstate(invalid="ignore"):  # a NaN is a fault of its own
-                values_NH = floats_NH.astype(np.float64)
-                self._norms += np.sqrt((values_NH * values_NH).sum(axis=1)).tolist()
+                squares_NH = np.multiply(floats_NH, floats_NH, dtype=np.float64)
+                self._norms += np.sqrt(squares_NH.sum(axis=1)).tolist()
+
+
+def _heads(bits_NH: Bits) -> npt.NDArray[np.uint64]:
+    """Return the first values of each row as one number [N]: one comparison instead of one a value."""
+    heads_N4 = np.zeros((len(bits_NH), _HEAD), dtype=np.uint16)
+    heads_N4[:, : bits_NH.shape[1]] = bits_NH[:, :_HEAD]
+    return heads_N4.view(np.uint64)[:, 0]
 
 
 def norm_rows(num_tokens: int) -> npt.NDArray[np.int64]:

@@ -19,6 +19,7 @@ from ..schemas.errors import DataError
 from .npy import npy_header
 from .plan import META, MemberPlan, PlacedSample, ShardPlan
 from .tar_header import tar_header
+from .write_out import begin_write_out
 
 _STEP_BYTES = 64 * 1024 * 1024
 """Bytes of one kernel copy: long enough to cost nothing, short enough that Ctrl-C is heard."""
@@ -78,6 +79,7 @@ class ShardWriter:
                 header += npy_header(dtype, (placed.sample.num_tokens, width), member.npy_bytes)
             _write_all(self._out, header, member.header_offset)
             self._write_pieces(member, pieces)
+        begin_write_out(self._out, placed.start, placed.end - placed.start)
 
     def _write_pieces(self, member: MemberPlan, pieces: Sequence[Piece]) -> None:
         offset = member.data_offset

@@ -99,7 +99,7 @@ def _leave(message: str, exit_code: int) -> NoReturn:
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
     if exit_code == INTERRUPTED:
-        # A second Ctrl-C leaves a thread in the middle of a forward pass; torch aborts if the interpreter ends under it.
-        # What is on disk is safe at any moment, so there is nothing to wait for.
+        # A second Ctrl-C leaves a thread in a forward pass, and torch aborts if the interpreter ends under it. What is
+        # on disk is safe at any moment: there is nothing to wait for.
         os._exit(exit_code)
     sys.exit(exit_code)

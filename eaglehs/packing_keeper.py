@@ -34,6 +34,7 @@ class PackOptions:
     dataset: Path
     shard_size_bytes: int = 2_000_000_000
     shuffle_seed: int | None = None
+    shard_multiple: int = 1
     is_drained: bool = False
     """Finished shards are sent away and deleted, so that room for a few is enough."""
 
@@ -44,6 +45,7 @@ class PackOptions:
             dataset=str(self.dataset.absolute()),
             shard_size_bytes=self.shard_size_bytes,
             shuffle_seed=self.shuffle_seed,
+            shard_multiple=self.shard_multiple,
         )
 
 
@@ -63,10 +65,12 @@ def check_same_packing(found: RunRecord, options: PackOptions | None, where: Pat
         )
     old = found.packing
     shuffle = "" if old.shuffle_seed is None else f" --shuffle {old.shuffle_seed}"
+    multiple = "" if old.shard_multiple == 1 else f" --shard-multiple {old.shard_multiple}"
+    given = f"--shard-size {old.shard_size_bytes}{shuffle}{multiple}"
     raise UsageError(
-        f"{where} is packed into {old.dataset} with --shard-size {old.shard_size_bytes}{shuffle}",
+        f"{where} is packed into {old.dataset} with {given}",
         why="Its samples lie at the places that these options gave them",
-        mend=f"Give --pack {old.dataset} --shard-size {old.shard_size_bytes}{shuffle}, or another --out for a new run",
+        mend=f"Give --pack {old.dataset} {given}, or another --out for a new run",
     )
 
 
@@ -152,7 +156,7 @@ class PackingKeeper:
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
         """Give a sample whose stored bytes are not right any more a ledger line that says so, and raise."""
-        from .builder.shard_packer import ShardReadBackError
+        from .builder.read_back import ShardReadBackError
         from .extraction.run_store import lost_entry
 
         try:
@@ -179,7 +183,10 @@ def open_packing(
     from .builder.worker_count import worker_count
 
     settings = PackSettings(
-        shard_size_bytes=options.shard_size_bytes, shuffle_seed=options.shuffle_seed, workers=worker_count(None)
+        shard_size_bytes=options.shard_size_bytes,
+        shuffle_seed=options.shuffle_seed,
+        shard_multiple=options.shard_multiple,
+        workers=worker_count(None),
     )
     with locked(options.dataset), open_run(store.folder.root) as run:
         # One ledger: what the store appends, the packer reads.

@@ -178,9 +178,15 @@ def _plan(job: Job) -> Plan:
     from .builder.plan import PlannedSample, plan_dataset
 
     planned = [PlannedSample(key=p.key, id=p.id, source=p.source, num_tokens=p.num_tokens) for p in job.prompts]
-    shard_size_bytes = job.pack.shard_size_bytes if job.pack else PLAIN_SHARD_BYTES
-    seed = job.pack.shuffle_seed if job.pack else None
-    return plan_dataset(planned, job.layout, shard_size_bytes=shard_size_bytes, shuffle_seed=seed)
+    if job.pack is None:
+        return plan_dataset(planned, job.layout, shard_size_bytes=PLAIN_SHARD_BYTES)
+    return plan_dataset(
+        planned,
+        job.layout,
+        shard_size_bytes=job.pack.shard_size_bytes,
+        shuffle_seed=job.pack.shuffle_seed,
+        shard_multiple=job.pack.shard_multiple,
+    )
 
 
 def _is_done(entry: LedgerEntry | None) -> bool:

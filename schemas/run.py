@@ -97,6 +97,8 @@ class Packing:
 
     shard_size_bytes: int
     shuffle_seed: int | None
+    shard_multiple: int = 1
+    """The number of shards is divisible by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

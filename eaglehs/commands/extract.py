@@ -80,6 +80,15 @@ def extract(
     license_name: Annotated[
         str | None, typer.Option("--license-name", metavar="NAME", help="What the license `other` is called.")
     ] = None,
+    shard_multiple: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-multiple",
+            min=1,
+            metavar="N",
+            help="With --pack: a shard count that N divides, of about equal tokens.",
+        ),
+    ] = None,
     spool_size: Annotated[
         str | None,
         typer.Option(
@@ -144,8 +153,10 @@ def extract(
     from ..packing_keeper import PackOptions
     from ..push_stream import PushOptions
 
-    if pack is None and (shard_size is not None or shuffle is not None):
-        raise typer.BadParameter("--shard-size and --shuffle need --pack DATASET; without it they are for eaglehs pack")
+    if pack is None and (shard_size, shuffle, shard_multiple) != (None, None, None):
+        raise typer.BadParameter(
+            "--shard-size, --shuffle and --shard-multiple need --pack DATASET; without it they are for eaglehs pack"
+        )
     pushed = PushOptions(
         repo=push or "",
         private=private,
@@ -180,6 +191,7 @@ def extract(
             shard_size_bytes=parse_size(shard_size or "2GB"),
             shuffle_seed=shuffle,
             is_drained=delete_pushed,
+            shard_multiple=shard_multiple or 1,
         )
         if pack
         else None,

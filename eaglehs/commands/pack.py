@@ -27,6 +27,15 @@ def pack(
     shuffle: Annotated[
         int | None, typer.Option("--shuffle", metavar="SEED", help="Mix the samples over all shards, by this seed.")
     ] = None,
+    shard_multiple: Annotated[
+        int,
+        typer.Option(
+            "--shard-multiple",
+            min=1,
+            metavar="N",
+            help="Make a number of shards that N divides, of about equal tokens: for N readers.",
+        ),
+    ] = 1,
     partial: Annotated[
         bool, typer.Option("--partial", help="Pack a run that is not finished, without what is missing.")
     ] = False,
@@ -50,6 +59,7 @@ def pack(
         shard_size_bytes=parse_size(shard_size),
         workers=worker_count(workers),
         shuffle_seed=shuffle,
+        shard_multiple=shard_multiple,
         allow_partial=partial,
     )
     facts = read_run_record(run).prompts

@@ -15,8 +15,8 @@ from eaglehs.builder.pack import NothingToPackError, PackSettings, pack_run
 from eaglehs.builder.pack_folder import ForeignFolderError, NoSpaceError
 from eaglehs.builder.pack_state import locked
 from eaglehs.builder.prompt_table import PromptTable
+from eaglehs.builder.read_back import ShardReadBackError
 from eaglehs.builder.run_reader import Run
-from eaglehs.builder.shard_packer import ShardReadBackError
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.errors import RecordError, StorageError, UsageError
 from eaglehs.schemas.progress import Silent

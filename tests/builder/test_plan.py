@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -61,6 +62,48 @@ def test_a_shard_is_closed_only_when_the_next_sample_does_not_fit(lengths, layou
     for shard, after in zip(plan.shards, plan.shards[1:], strict=False):
         kept = [placed.sample for placed in shard.samples]
         assert lay_out_shard(0, [*kept, after.samples[0].sample], layout).size_bytes > limit
+
+
+@given(LENGTHS, LAYOUTS, SIZES, st.integers(2, 5), st.none() | st.integers(0, 9))
+@settings(max_examples=80, deadline=None)
+def test_a_shard_multiple_divides_the_number_of_shards_and_changes_nothing_else(lengths, layout, limit, multiple, seed):
+    plain = plan_dataset(samples(*lengths), layout, shard_size_bytes=limit, shuffle_seed=seed)
+    options = {"shard_size_bytes": limit, "shuffle_seed": seed, "shard_multiple": multiple}
+    if -(-len(plain.shards) // multiple) * multiple > len(lengths):
+        with pytest.raises(UsageError, match=f"divisible by {multiple}"):
+            plan_dataset(samples(*lengths), layout, **options)
+        return
+    plan = plan_dataset(samples(*lengths), layout, **options)
+    assert len(plan.shards) % multiple == 0
+    keys = [[placed.key for placed in shard.samples] for shard in plan.shards]
+    assert list(chain(*keys)) == [placed.key for shard in plain.shards for placed in shard.samples]
+    assert all(keys)
+    assert plan.oversize == plain.oversize
+    for number, shard in enumerate(plan.shards):
+        assert shard.size_bytes <= limit or len(shard.samples) == 1
+        assert shard == lay_out_shard(number, [placed.sample for placed in shard.samples], layout)
+
+
+@given(st.lists(st.integers(1, 400), min_size=30, max_size=60), st.integers(2, 8))
+@settings(max_examples=40, deadline=None)
+def test_shards_of_a_multiple_differ_from_their_share_by_less_than_a_sample(lengths, multiple):
+    plan = plan_dataset(samples(*lengths), KIMI, shard_size_bytes=10**9, shard_multiple=multiple)
+    share = sum(lengths) / len(plan.shards)
+    assert len(plan.shards) == multiple
+    if max(lengths) <= share:
+        assert all(abs(shard.num_tokens - share) <= max(lengths) for shard in plan.shards)
+
+
+def test_the_shards_of_a_real_run_are_nearly_full_and_equal_when_eight_readers_share_them():
+    draw = np.random.default_rng(0)
+    lengths = np.clip(draw.lognormal(7.25, 0.65, 2_000), 200, 8192).astype(int).tolist()
+    limit = 2_000_000_000
+    plain = plan_dataset(samples(*lengths), KIMI, shard_size_bytes=limit)
+    plan = plan_dataset(samples(*lengths), KIMI, shard_size_bytes=limit, shard_multiple=8)
+    assert len(plan.shards) % 8 == 0
+    assert len(plan.shards) <= len(plain.shards) + 16
+    by_reader = [sum(shard.num_tokens for shard in plan.shards[reader::8]) for reader in range(8)]
+    assert max(by_reader) / min(by_reader) < 1.1
 
 
 @given(LENGTHS, LAYOUTS)

@@ -12,7 +12,7 @@ import pytest
 from eaglehs.builder import one_step, shard_parts
 from eaglehs.builder.index_store import read_index
 from eaglehs.builder.pack import PackedAlreadyError, PackSettings, pack_run
-from eaglehs.builder.shard_packer import ShardReadBackError
+from eaglehs.builder.read_back import ShardReadBackError
 from eaglehs.builder.verify import verify_dataset, verify_run
 from eaglehs.schemas.errors import DataError, EngineError, StorageError, UsageError
 from eaglehs.schemas.ledger import SampleStatus, read_ledger
@@ -71,16 +71,22 @@ def done_keys(run: Path) -> list[str]:
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=14),
     shard_size=st.sampled_from([10_240, 20_480, 40_960, 10**6]),
     shuffle=st.sampled_from([None, 1, 7]),
+    multiple=st.sampled_from([1, 2]),
     concurrency=st.integers(1, 5),
     seed=st.integers(0, 999),
     data=st.data(),
 )
-def test_one_step_gives_the_bytes_of_two_steps(lengths, shard_size, shuffle, concurrency, seed, data):
+def test_one_step_gives_the_bytes_of_two_steps(lengths, shard_size, shuffle, multiple, concurrency, seed, data):
     prompts = [make_prompt(f"p{number}", n, seed=seed) for number, n in enumerate(lengths)]
     failing = data.draw(st.sets(st.sampled_from([p.key for p in prompts]), max_size=len(prompts) - 1))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        options = PackOptions(dataset=folder / "one", shard_size_bytes=shard_size, shuffle_seed=shuffle)
+        options = PackOptions(
+            dataset=folder / "one",
+            shard_size_bytes=shard_size,
+            shuffle_seed=shuffle,
+            shard_multiple=multiple if shard_size == 10**6 and len(prompts) > 1 else 1,
+        )
         engine = ShuffledEngine(folder / "spool", concurrency=concurrency)
         engine.seed, engine.faults = seed, dict.fromkeys(failing, refuse)
         extract_one_step(folder / "run", prompts, engine, options, max_failed=99)
@@ -270,6 +276,7 @@ def test_packing_a_run_that_was_packed_in_one_step_says_where_it_is(engine, opti
     [
         ({"shard_size_bytes": 99_999}, "--shard-size 40960"),
         ({"shuffle_seed": 3}, "is packed into"),
+        ({"shard_multiple": 2}, "is packed into"),
         ({"dataset": Path("/elsewhere")}, "is packed into"),
     ],
 )

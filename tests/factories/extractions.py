@@ -63,7 +63,11 @@ def extract_two_steps(
 ) -> None:
     """Run `extract` and then `pack`, which has nothing of the former but its files."""
     _extract_dumps(run, prompts, engine, settings)
-    pack = PackSettings(shard_size_bytes=options.shard_size_bytes, shuffle_seed=options.shuffle_seed)
+    pack = PackSettings(
+        shard_size_bytes=options.shard_size_bytes,
+        shuffle_seed=options.shuffle_seed,
+        shard_multiple=options.shard_multiple,
+    )
     pack_run(run, options.dataset, pack, Silent())
 
 

@@ -61,6 +61,7 @@ def test_a_bad_dump_is_named_and_the_command_exits_with_1(tmp_path: Path, run: S
         (("pack", "--shard-size", "0"), "0 bytes"),
         (("pack", "--shard-size", "2XB"), "is not a size"),
         (("pack", "--shard-size", "60GB"), "too large"),
+        (("pack", "--shard-multiple", "99"), "divisible by 99"),
         (("verify", "nowhere"), "there is no folder"),
         (("verify", "hf://models/org/name"), "hf://datasets/org/name"),
         (("inspect", "run", "zz"), "no sample with key or id 'zz'"),
