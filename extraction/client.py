@@ -247,15 +247,20 @@ class Client:
         progress.advance(num_samples=1, num_tokens=prompt.num_tokens, size_bytes=size_bytes)
 
     async def _ask(self, prompt: Prompt, rid: str) -> Answer:
-        async with self._requests:
-            self.under_way[prompt.key] = prompt
-            try:
-                answer = await self.engine.capture(prompt, rid)
-            except DataError:
-                del self.under_way[prompt.key]
-                raise
-            del self.under_way[prompt.key]
-            return answer
+        # Given back by hand: not after a fault of the engine, or a waiting prompt would go to the dead server.
+        await self._requests.acquire()
+        self.under_way[prompt.key] = prompt
+        try:
+            answer = await self.engine.capture(prompt, rid)
+        except DataError:
+            self._is_back(prompt)
+            raise
+        self._is_back(prompt)
+        return answer
+
+    def _is_back(self, prompt: Prompt) -> None:
+        del self.under_way[prompt.key]
+        self._requests.release()
 
 
 def _discard(answer: Answer) -> None:
