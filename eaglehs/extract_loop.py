@@ -9,7 +9,6 @@ failed sample, not the run. Only a server that we started is started again.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -94,13 +93,14 @@ class ExtractLoop:
     def _use_one_engine(self, pending: Sequence[Prompt]) -> tuple[EngineDownError, tuple[Prompt, ...]] | None:
         """Run what is pending; return why the engine went down with what under way, or None when all is done."""
         from .extraction.engines.protocol import EngineDownError
+        from .extraction.interrupts import run_interruptible
 
         with self._engines.open() as engine:
             self._store.begin(engine.facts)
             client = self._engines.client_of(engine)
             client.tally = self._tally
             try:
-                asyncio.run(self._run_client(client, pending))
+                run_interruptible(self._run_client(client, pending))
             except EngineDownError as fault:
                 return fault, tuple(client.under_way.values())
         return None

@@ -120,7 +120,7 @@ def extract(settings: ExtractSettings, progress: Progress) -> ExtractSummary:
         EngineError, StorageError: the server or the disk failed; finished samples are kept.
         InterruptedRunError: Ctrl-C or SIGTERM; finished samples are kept.
     """
-    from .extraction.process import sigterm_as_interrupt
+    from .extraction.interrupts import sigterm_as_interrupt
     from .extraction.room import as_storage_error
     from .extraction.run_store import locked
 

@@ -82,24 +82,39 @@ def _commands() -> dict[str, Any]:
 def main() -> None:
     """Run the command; an `EaglehsError` becomes one message on stderr and its exit code."""
     try:
+        message, exit_code = _run()
+        # All is put in order: one more Ctrl-C could only tear the interpreter's own end, with a traceback.
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _leave(message, exit_code)
+    except KeyboardInterrupt:  # one that came while the end was put into words
+        _leave("interrupted", INTERRUPTED)
+
+
+def _leave(message: str, exit_code: int) -> NoReturn:
+    sys.stderr.write(f"{message}\n" if message else "")
+    sys.stderr.flush()
+    if exit_code == INTERRUPTED:
+        # A second Ctrl-C leaves a thread in a forward pass, and torch aborts if the interpreter ends under it. What is
+        # on disk is safe at any moment: there is nothing to wait for.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
+
+
+def _run() -> tuple[str, int]:
+    """Return the last message, if there is one, and the exit code."""
+    try:
         from .commands import registry
 
         registry.register(app)
         app(prog_name="eaglehs")
     except EaglehsError as error:
-        _leave(f"error: {error}", error.exit_code)
+        return f"error: {error}", error.exit_code
     except KeyboardInterrupt:
-        _leave("interrupted", INTERRUPTED)
-
-
-def _leave(message: str, exit_code: int) -> NoReturn:
-    # All is put in order: one more Ctrl-C could only tear the interpreter's own end, with a traceback.
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
-    if exit_code == INTERRUPTED:
-        # A second Ctrl-C leaves a thread in a forward pass, and torch aborts if the interpreter ends under it. What is
-        # on disk is safe at any moment: there is nothing to wait for.
-        os._exit(exit_code)
-    sys.exit(exit_code)
+        return "interrupted", INTERRUPTED
+    except SystemExit as end:  # how typer ends a command, one after Ctrl-C, too
+        exit_code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        return "interrupted" if exit_code == INTERRUPTED else "", exit_code
+    return "", 0

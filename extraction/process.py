@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,16 +133,3 @@ def tail_of(path: Path, num_lines: int) -> str:
         return ""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-num_lines:])
-
-
-@contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the block in order, as Ctrl-C does. In the main thread only, elsewhere it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

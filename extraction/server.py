@@ -19,7 +19,8 @@ from ..schemas.progress import Progress
 from ..schemas.run import EngineFacts
 from .dump_folder import claimed, clean
 from .engines.protocol import EngineDownError
-from .process import ProcessGroup, ProcessSpec, sigterm_as_interrupt
+from .interrupts import sigterm_as_interrupt
+from .process import ProcessGroup, ProcessSpec
 from .server_checks import Expected
 from .server_command import ServerCommand, ServerSettings, build_command, check_arguments
 from .server_environment import choose_port, find_plugin_site, find_sglang_version

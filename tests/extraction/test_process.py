@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from eaglehs.extraction.process import ProcessGroup, ProcessSpec, sigterm_as_interrupt, tail_of
+from eaglehs.extraction.process import ProcessGroup, ProcessSpec, tail_of
 
 SLEEP = "import time; time.sleep(3600)"
 FAMILY = f"""
@@ -154,13 +154,6 @@ def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path):
     assert tail_of(log, 3) == ""
     log.write_text("\n".join(f"line {number}" for number in range(100_000)) + "\n\n")
     assert tail_of(log, 2) == "line 99998\nline 99999"
-
-
-def test_sigterm_is_ctrl_c_inside_the_block_and_itself_again_after_it():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_ctrl_c_while_stopping_kills_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

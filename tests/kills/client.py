@@ -5,12 +5,14 @@ Each is a process of its own that a signal can end at any moment; only the secon
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -63,8 +65,12 @@ def start(*arguments: object, cwd: Path, environment: Mapping[str, str] | None =
     output = cwd / "out.txt"
     output.touch()
     words = [str(argument) for argument in arguments]
-    process = _context.Process(target=_main, args=(words, cwd, output, environment or {}))
+    at_main, started = _context.Pipe(duplex=False)
+    process = _context.Process(target=_main, args=(words, cwd, output, environment or {}, started))
     process.start()
+    started.close()
+    with contextlib.suppress(EOFError):  # it ended before; its exit code says so
+        at_main.recv()
     return Command(process, output)
 
 
@@ -73,7 +79,7 @@ def run(*arguments: object, cwd: Path, environment: Mapping[str, str] | None = N
     return start(*arguments, cwd=cwd, environment=environment).wait()
 
 
-def _main(arguments: list[str], cwd: Path, output: Path, environment: Mapping[str, str]) -> None:
+def _main(arguments: list[str], cwd: Path, output: Path, environment: Mapping[str, str], started: Connection) -> None:
     os.setsid()
     os.environ.update(environment)
     os.chdir(cwd)
@@ -84,4 +90,5 @@ def _main(arguments: list[str], cwd: Path, output: Path, environment: Mapping[st
     sys.argv = ["eaglehs", *arguments]
     from eaglehs.main import main
 
+    started.send(None)
     main()

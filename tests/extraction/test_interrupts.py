@@ -1,0 +1,103 @@
+"""Ctrl-C at any step of an event loop ends it with a KeyboardInterrupt, and with nothing else."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from eaglehs.extraction.interrupts import run_interruptible, sigterm_as_interrupt
+
+
+@contextmanager
+def pressed(*after_s: float, after: threading.Event | None = None) -> Iterator[None]:
+    """Press Ctrl-C at these times, each counted from the one before, the first from the event."""
+
+    def press() -> None:
+        if after is not None:
+            after.wait()
+        for pause in after_s:
+            time.sleep(pause)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        with suppress(KeyboardInterrupt):  # one that comes after the block is not its matter
+            thread.join()
+            time.sleep(0.01)
+
+
+async def sleep_in_a_thread(seconds: float, ended: list[str]) -> None:
+    try:
+        await asyncio.shield(asyncio.to_thread(lambda: (time.sleep(seconds), ended.append("thread"))))
+    finally:
+        ended.append("task")
+
+
+def test_the_result_is_handed_on_and_so_is_a_fault():
+    async def give(value: int) -> int:
+        await asyncio.sleep(0)
+        if value < 0:
+            raise ValueError(value)
+        return value
+
+    assert run_interruptible(give(3)) == 3
+    with pytest.raises(ValueError, match="-1"):
+        run_interruptible(give(-1))
+
+
+def test_one_ctrl_c_cancels_the_main_task_and_waits_for_its_threads():
+    ended: list[str] = []
+    with pressed(0.1), pytest.raises(KeyboardInterrupt):
+        run_interruptible(sleep_in_a_thread(0.5, ended))
+    assert ended == ["task", "thread"]
+
+
+def test_a_second_ctrl_c_waits_for_no_thread():
+    ended: list[str] = []
+    started = time.monotonic()
+    with pressed(0.1, 0.1), pytest.raises(KeyboardInterrupt):
+        run_interruptible(sleep_in_a_thread(3, ended))
+    assert time.monotonic() - started < 2
+    assert ended == ["task"]
+
+
+@pytest.mark.parametrize("first_s", [0, 0.003, 0.019, 0.02, 0.021])
+def test_two_at_any_distance_end_with_a_keyboard_interrupt_and_leave_the_handler_as_it_was(first_s):
+    async def workers() -> None:
+        is_running.set()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(sleep_in_a_thread(0.02, []))
+
+    before = signal.getsignal(signal.SIGINT)
+    for step in range(12):
+        is_running = threading.Event()
+        with suppress(KeyboardInterrupt), pressed(first_s, step * 0.002, after=is_running):
+            run_interruptible(workers())
+        assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_thread_without_signals_runs_it_plainly():
+    got: list[int] = []
+
+    async def give() -> int:
+        return 5
+
+    thread = threading.Thread(target=lambda: got.append(run_interruptible(give())))
+    thread.start()
+    thread.join()
+    assert got == [5]
+
+
+def test_sigterm_is_ctrl_c_inside_the_block_and_itself_again_after_it():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
