@@ -1,0 +1,18 @@
+"""How the tests are spread over two processes (pytest-xdist): real SGLang in the one, files by turns in the other."""
+
+from __future__ import annotations
+
+import pytest
+
+SGLANG = "sglang"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file in one process, for its fixtures; keep all of SGLang's together, so that one server runs at a time.
+
+    SGLang's come first: they are the longest chain.
+    """
+    for item in items:
+        group = SGLANG if item.get_closest_marker(SGLANG) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker(SGLANG) is None)
