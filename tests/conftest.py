@@ -8,7 +8,7 @@ SGLANG = "sglang"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file in one process, for its fixtures; keep all of SGLang's together, so that one server runs at a time.
+    """Keep each file in one process, for its fixtures, and all of SGLang's in one: one server runs at a time.
 
     SGLang's come first: they are the longest chain.
     """
