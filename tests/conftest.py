@@ -1,16 +1,24 @@
 """How the tests are spread over two processes: real SGLang in the one, the other files by turns in the other.
 
 pytest-xdist's own groups are no help: it writes a group into a test's id, which pytest 9.2 does not let it change.
+On a busy machine an example of a property may take long: hypothesis is to judge what comes out, not how fast.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
 SGLANG = "sglang"
 """In the name of each file that runs it; tests/test_house_rules.py holds that."""
+
+with contextlib.suppress(ImportError):  # the GPU tests run in SGLang's environment, which has none
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 
 @pytest.hookimpl(optionalhook=True)
