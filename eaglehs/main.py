@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from . import __version__
+from .__main__ import INTERRUPTED
 from .schemas.errors import EaglehsError, UsageError
 
 CONFIG_FILENAME = "eaglehs.toml"
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell has it: 128 + SIGINT."""
 
 app = typer.Typer(
     name="eaglehs",
@@ -79,32 +75,8 @@ def _commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
-def main() -> None:
-    """Run the command; an `EaglehsError` becomes one message on stderr and its exit code."""
-    try:
-        message, exit_code = _run()
-        # All is put in order: one more Ctrl-C could only tear the interpreter's own end, with a traceback.
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _leave(message, exit_code)
-    except KeyboardInterrupt:  # one that came while the end was put into words
-        _leave("interrupted", INTERRUPTED)
-
-
-def _leave(message: str, exit_code: int) -> NoReturn:
-    sys.stderr.write(f"{message}\n" if message else "")
-    sys.stderr.flush()
-    if exit_code == INTERRUPTED:
-        # A second Ctrl-C leaves a thread in a forward pass, and torch aborts if the interpreter ends under it. What is
-        # on disk is safe at any moment: there is nothing to wait for.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        os._exit(exit_code)
-    sys.exit(exit_code)
-
-
-def _run() -> tuple[str, int]:
-    """Return the last message, if there is one, and the exit code."""
+def run() -> tuple[str, int]:
+    """Run the command; return the last message for stderr, if there is one, and the exit code."""
     try:
         from .commands import registry
 
@@ -112,8 +84,6 @@ def _run() -> tuple[str, int]:
         app(prog_name="eaglehs")
     except EaglehsError as error:
         return f"error: {error}", error.exit_code
-    except KeyboardInterrupt:
-        return "interrupted", INTERRUPTED
     except SystemExit as end:  # how typer ends a command, one after Ctrl-C, too
         exit_code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         return "interrupted" if exit_code == INTERRUPTED else "", exit_code

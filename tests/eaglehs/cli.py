@@ -7,7 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-ENTRY = (sys.executable, "-c", "from eaglehs.main import main; main()")
+ENTRY = (sys.executable, "-c", "from eaglehs.__main__ import main; main()")
+STARTED = "started"
+"""A file in the working folder, there when Python has come to the first line of `main`."""
+
+ENTRY_THAT_SAYS_SO = (
+    sys.executable,
+    "-c",
+    f"from eaglehs.__main__ import main; open({STARTED!r}, 'w').close(); main()",
+)
 PLAIN = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
 
 
@@ -19,10 +27,10 @@ def eaglehs(*arguments: object, cwd: Path | None = None, **environment: str) -> 
 
 
 def start_eaglehs(*arguments: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """Start `eaglehs` in a process group of its own, its output in `<cwd>/out.txt`."""
+    """Start `eaglehs` in a process group of its own, its output in `<cwd>/out.txt`; see STARTED."""
     with (cwd / "out.txt").open("a") as output:
         return subprocess.Popen(
-            [*ENTRY, *map(str, arguments)],
+            [*ENTRY_THAT_SAYS_SO, *map(str, arguments)],
             cwd=cwd,
             env={**os.environ, **PLAIN, **environment},
             stdout=output,

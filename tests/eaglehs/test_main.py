@@ -1,9 +1,9 @@
 """The command as a whole: quick to help, one help text, errors as text with exit codes, defaults from eaglehs.toml."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def test_help_is_the_text_that_was_agreed_on():
 
 def test_help_needs_no_heavy_module():
     code = (
-        "import sys\nsys.argv = ['eaglehs', '--help']\nfrom eaglehs.main import main\n"
+        "import sys\nsys.argv = ['eaglehs', '--help']\nfrom eaglehs.__main__ import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
@@ -36,10 +36,13 @@ def test_help_needs_no_heavy_module():
 
 
 def test_help_comes_at_once():
+    """In seconds of a core, so that a busy machine makes no difference."""
+
     def seconds() -> float:
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert eaglehs("--help").returncode == 0
-        return time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 0.3
 

@@ -88,7 +88,7 @@ def _main(arguments: list[str], cwd: Path, output: Path, environment: Mapping[st
     os.dup2(out, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["eaglehs", *arguments]
-    from eaglehs.main import main
+    from eaglehs.__main__ import main
 
     started.send(None)
     main()
