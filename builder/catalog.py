@@ -22,6 +22,7 @@ from ..schemas.run import RUN_FILENAME
 from ..schemas.states import ArraySpec, array_specs
 from .index_store import read_index
 from .plan import DatasetLayout
+from .pushed_shards import PushedShards
 from .shard_head import first_meta, scan_shard
 from .shard_source import DatasetMismatchError, check_first_sample
 
@@ -55,6 +56,7 @@ def open_catalog(dataset: str | Path) -> Catalog:
     Raises:
         UsageError: no local folder, or no packed dataset in it.
         RecordError: manifest or index is damaged or of another version.
+        ShardsOnHubError: shards were sent to the Hub and deleted here.
         MissingShardError: a shard is missing, or one too many.
         DatasetMismatchError: manifest, index and shards do not belong together.
     """
@@ -85,9 +87,8 @@ def _local_folder(dataset: str | Path) -> Path:
     text = str(dataset)
     if "://" in text or _REPOSITORY.fullmatch(text):
         raise UsageError(
-            f"{text} is no local folder, and eaglehs.stream reads local datasets only",
-            mend=f"Use load_dataset({text!r}, split='train', streaming=True) of `datasets` with eaglehs.decode, "
-            "or bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
+            f"{text} is no local folder, and this reads local datasets only",
+            mend="Bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
         )
     raise UsageError(f"{text} is no folder", mend="Give the folder that `eaglehs pack` wrote")
 
@@ -102,6 +103,9 @@ def _no_dataset(folder: DatasetFolder) -> UsageError:
 
 
 def _check_shards(folder: DatasetFolder, manifest: Manifest) -> None:
+    pushed = PushedShards(folder)
+    if remote := pushed.all_remote(manifest.shards):
+        raise pushed.error(remote)
     for entry in manifest.shards:
         path = folder.shard(entry.name)
         if not path.is_file():

@@ -1,6 +1,7 @@
 """Shards that go to the Hub while the run goes on: each is sent once and computed once, whatever fails or stops."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections import Counter
@@ -12,8 +13,13 @@ from pathlib import Path
 import pytest
 from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.hub_errors import HubError
+from eaglehs.builder.inspect import inspect_path
+from eaglehs.builder.preview import PreviewSettings, write_preview
 from eaglehs.builder.publish_stream import LostShardError
-from eaglehs.builder.pushed_shards import PushedShards
+from eaglehs.builder.pushed_shards import PushedShards, ShardsOnHubError
+from eaglehs.builder.statistics import MeasureSettings, measure_dataset
+from eaglehs.builder.stored_samples import open_stored
+from eaglehs.builder.stream import stream
 from eaglehs.builder.verify import verify_dataset, verify_run
 from eaglehs.cards.write import write_card
 from eaglehs.extraction import client as client_module
@@ -155,7 +161,8 @@ def test_shards_are_sent_deleted_and_shown_whole_at_the_end(runner):
     assert runner.local == set()
     report = verify_dataset(runner.dataset.root)
     assert report.faults == ()
-    assert report.only_remote == tuple(f"{REPO}: {entry.name}" for entry in manifest.shards)
+    address = f"hf://datasets/{REPO}@{published.revision}"
+    assert report.only_remote == tuple(f"{address}: {entry.name}" for entry in manifest.shards)
     run_report = verify_run(runner.folder / "run")
     assert (run_report.faults, len(run_report.only_remote)) == ((), len(manifest.shards))
     again = runner.start()
@@ -230,6 +237,53 @@ def test_a_hub_that_stays_down_loses_no_sample(runner):
     runner.start()
     assert not runner.engine.asked
     runner.assert_whole()
+
+
+def commands(folder: Path) -> dict[str, Callable[[], object]]:
+    """What reads the shards of a dataset, each as its command does."""
+    return {
+        "stream": lambda: stream(folder),
+        "report": lambda: measure_dataset(folder, MeasureSettings()),
+        "card --preview": lambda: write_preview(folder, PreviewSettings(num_samples=1)),
+        "verify --model": lambda: open_stored(folder).__enter__(),
+    }
+
+
+@pytest.mark.parametrize("name", commands(Path()))
+def test_whoever_wants_shards_that_are_only_on_the_hub_is_told_where_and_how_to_go_on(runner, name):
+    published = runner.start()
+    address = f"hf://datasets/{REPO}@{published.revision}"
+    with pytest.raises(ShardsOnHubError) as told:
+        commands(runner.dataset.root)[name]()
+    assert f"{address}: data/train-00000.tar and" in told.value.what
+    assert f"Stream, verify or inspect it there: {address}." in told.value.mend
+    assert f"hf download {REPO} --repo-type dataset --revision {published.revision} " in told.value.mend
+    assert inspect_path(runner.dataset.root).on_hub.startswith(f"{address}: data/train-00000.tar and")
+
+
+def test_shards_whose_push_has_not_ended_are_told_with_what_ends_it(runner):
+    def fail_now(prompt, number, answer):
+        wait_for(lambda: PushedShards(runner.dataset).note("data/train-00000.tar"))
+        down(runner.hub)
+        return answer
+
+    runner.engine.faults = {PROMPTS[30].key: fail_now}
+    with pytest.raises(HubError):
+        runner.start()
+    with pytest.raises(ShardsOnHubError, match=rf"{REPO}: data/train-00000.tar.*run the same `eaglehs extract --push`"):
+        stream(runner.dataset.root)
+    assert verify_dataset(runner.dataset.root).only_remote[0] == f"{REPO}: data/train-00000.tar"
+    runner.hub.faults.clear()
+    revision = runner.start().revision
+    assert verify_dataset(runner.dataset.root).only_remote[0].startswith(f"hf://datasets/{REPO}@{revision}: ")
+
+
+def test_shards_that_are_here_again_are_read_here(runner):
+    runner.start()
+    plain = runner.assert_whole() and runner.folder / "plain"
+    shutil.copytree(plain / "data", runner.dataset.data, dirs_exist_ok=True)
+    assert len(list(stream(runner.dataset.root))) == len(PROMPTS)
+    assert inspect_path(runner.dataset.root).on_hub == ""
 
 
 @pytest.fixture
