@@ -50,8 +50,8 @@ class VerifyReport:
     size_bytes: int
     faults: tuple[Fault, ...]
     only_remote: tuple[str, ...] = ()
-    """Shards that are on the Hub and not here, as `hf://datasets/org/name@revision: data/train-00000.tar`, or `org/name:
-    data/train-00000.tar` where their push has not ended; nothing of them was read."""
+    """Shards that are on the Hub and not here, as `hf://datasets/org/name@revision: data/train-00000.tar`; without
+    `hf://datasets/` and revision where their push has not ended. Nothing of them was read."""
 
     @property
     def is_good(self) -> bool:
