@@ -204,7 +204,7 @@ class RangeClient:
             raise _TryAgainError(f"asked for bytes {offset} to {offset + length}, got {match[0]}")
 
 
-def _told(headers: Mapping[str, str]) -> tuple[str, str]:
+def _told(headers: http.client.HTTPMessage) -> tuple[str, str]:
     """Return why a file is refused and what to do, by what the Hub says in headers; other servers say nothing."""
     if headers.get("X-Error-Code") == "GatedRepo":
         return "It is gated and this account has no access", "Ask for access on its page, then set HF_TOKEN"

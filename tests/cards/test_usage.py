@@ -50,7 +50,10 @@ def hub(dataset: SyntheticDataset, tmp_path_factory: pytest.TempPathFactory) -> 
     """A Hub that has the dataset, in a public and in a private repository."""
     hub = start_hub(tmp_path_factory.mktemp("hub"), TOKENS)
     with by_lfs():
-        for pusher, is_private in ((Pusher(hub, dataset.root), False), (Pusher(hub, dataset.root, repo="org/own"), True)):
+        for pusher, is_private in (
+            (Pusher(hub, dataset.root), False),
+            (Pusher(hub, dataset.root, repo="org/own"), True),
+        ):
             pusher.client.create(private=is_private)
             pusher.push()
     yield hub

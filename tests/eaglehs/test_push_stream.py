@@ -208,6 +208,19 @@ def test_a_run_that_stops_goes_on_with_nothing_sent_or_computed_twice(runner, di
     runner.assert_whole()
 
 
+def test_a_shard_that_was_filled_when_the_run_died_is_sent_and_deleted_as_all_others(runner, monkeypatch):
+    def die(*_):
+        raise EngineError("gone")
+
+    with monkeypatch.context() as killed, pytest.raises(EngineError, match="gone"):
+        killed.setattr("eaglehs.builder.one_step.make_shard", die)
+        runner.start()
+    assert not any(path.suffix == ".tar" for path in runner.dataset.data.iterdir())
+    runner.start()
+    assert runner.local == set()
+    runner.assert_whole()
+
+
 def test_a_hub_that_is_down_for_a_while_is_waited_for(runner):
     def fail_now(prompt, number, answer):
         down(runner.hub, times=20)
