@@ -8,7 +8,6 @@ from typing import Any
 from eaglehs.schemas.manifest import Manifest, ShardEntry, Totals
 from eaglehs.schemas.run import EngineFacts, ModelFacts, PromptFacts
 
-
 SERVER_OPTIONS = (
     *("--model-path", "/models/kimi", "--revision", "0123456", "--host", "127.0.0.1", "--port", "31000"),
     *("--disable-radix-cache", "--tp-size", "8", "--chat-template=/home/me/kimi.jinja", "--mem-fraction-static", "0.9"),
