@@ -15,7 +15,7 @@ from huggingface_hub import HfApi
 import eaglehs
 from eaglehs.main import main
 from tests.factories.datasets import SyntheticDataset
-from tests.factories.published import READER, REPO, STRANGER, TOKENS, WRITER, Pusher, by_lfs, make_publishable
+from tests.factories.published import READER, REPO, STRANGER, TOKENS, WRITER, Pusher, by_lfs, make_publishable, use_hub
 from tests.fakes.hub import HubServer, start_hub
 
 HOPELESS = "hf_NobodyKnowsThisOne"
@@ -93,16 +93,9 @@ def case(datasets, pushed, tmp_path, tiny_model, prompt_file, capsys, monkeypatc
     monkeypatch.setattr(time, "sleep", lambda seconds: wait(min(seconds, 0.002)))  # 23 seconds a call by itself
     for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_TOKEN", WRITER)
-    constants = {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_CACHE": str(tmp_path / "cache"),
-        "HF_HUB_OFFLINE": False,
-        "HF_TOKEN_PATH": str(tmp_path / "no-login"),
-    }
-    for name, value in constants.items():  # they are read from the environment once, when the library is imported
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    use_hub(monkeypatch, hub)
+    for name, place in (("HF_HUB_CACHE", "cache"), ("HF_TOKEN_PATH", "no-login")):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(tmp_path / place))
     with by_lfs():
         yield Case(hub, tmp_path, tiny_model, prompt_file, capsys, monkeypatch)
     hub.stop()

@@ -37,7 +37,7 @@ from eaglehs.packing_keeper import PackOptions, open_packing
 from eaglehs.push_stream import PushOptions, open_push
 from tests.factories.extractions import LAYOUT, extract_one_step, record_of
 from tests.factories.prompts import make_prompt
-from tests.factories.published import REPO, TOKENS, Pusher, by_lfs
+from tests.factories.published import REPO, TOKENS, Pusher, by_lfs, use_hub
 from tests.fakes.engine import FakeEngine
 from tests.fakes.hub import HubServer, start_hub
 
@@ -252,26 +252,39 @@ def test_a_hub_that_stays_down_loses_no_sample(runner):
     runner.assert_whole()
 
 
-def commands(folder: Path) -> dict[str, Callable[[], object]]:
-    """What reads the shards of a dataset, each as its command does."""
-    return {
-        "stream": lambda: stream(folder),
-        "report": lambda: measure_dataset(folder, MeasureSettings()),
-        "card --preview": lambda: write_preview(folder, PreviewSettings(num_samples=1)),
-        "verify --model": lambda: open_stored(folder).__enter__(),
-    }
-
-
-@pytest.mark.parametrize("name", commands(Path()))
-def test_whoever_wants_shards_that_are_only_on_the_hub_is_told_where_and_how_to_go_on(runner, name):
+def test_a_stream_of_shards_that_are_only_on_the_hub_is_told_where_and_how_to_go_on(runner):
     published = runner.start()
     address = f"hf://datasets/{REPO}@{published.revision}"
     with pytest.raises(ShardsOnHubError) as told:
-        commands(runner.dataset.root)[name]()
+        stream(runner.dataset.root)
     assert f"{address}: data/train-00000.tar and" in told.value.what
     assert f"Stream, verify or inspect it there: {address}." in told.value.mend
     assert f"hf download {REPO} --repo-type dataset --revision {published.revision} " in told.value.mend
     assert inspect_path(runner.dataset.root).on_hub.startswith(f"{address}: data/train-00000.tar and")
+
+
+def looked_at(folder: Path) -> list[object]:
+    """Return what report, preview and `verify --model` see of a dataset."""
+    measured = measure_dataset(folder, MeasureSettings(num_excerpts=3))
+    preview = write_preview(folder, PreviewSettings(num_samples=9))
+    with open_stored(folder) as stored:
+        read = [stored.read(sample.key, 7) for sample in stored.listed[::7]]
+    rows = [[part.tolist() for part in (found.input_ids, found.last_final, *found.states.values())] for found in read]
+    return [measured, preview, rows]
+
+
+def test_what_looks_at_a_few_samples_reads_them_on_the_hub_and_sees_the_same(runner, monkeypatch):
+    runner.start()
+    use_hub(monkeypatch, runner.hub)
+    runner.assert_whole()
+    runner.hub.log.clear()
+    seen = looked_at(runner.dataset.root)
+    assert seen == looked_at(runner.folder / "plain")
+    assert any("/resolve/" in request["path"] and ".tar" in request["path"] for request in runner.hub.log)
+    assert runner.local == set()  # and nothing of them is kept here
+    shutil.copytree(runner.folder / "plain" / "data", runner.dataset.data, dirs_exist_ok=True)
+    assert len(list(stream(runner.dataset.root))) == len(PROMPTS)  # brought back
+    assert inspect_path(runner.dataset.root).on_hub == ""
 
 
 def test_shards_whose_push_has_not_ended_are_told_with_what_ends_it(runner):
@@ -289,14 +302,6 @@ def test_shards_whose_push_has_not_ended_are_told_with_what_ends_it(runner):
     runner.hub.faults.clear()
     revision = runner.start().revision
     assert verify_dataset(runner.dataset.root).only_remote[0].startswith(f"hf://datasets/{REPO}@{revision}: ")
-
-
-def test_shards_that_are_here_again_are_read_here(runner):
-    runner.start()
-    plain = runner.assert_whole() and runner.folder / "plain"
-    shutil.copytree(plain / "data", runner.dataset.data, dirs_exist_ok=True)
-    assert len(list(stream(runner.dataset.root))) == len(PROMPTS)
-    assert inspect_path(runner.dataset.root).on_hub == ""
 
 
 @pytest.fixture
