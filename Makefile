@@ -29,7 +29,7 @@ help:
 	@echo "make test-fast  lint and all tests that need no SGLang"
 	@echo "make test-sglang VERSION=0.5.16   the tests of real SGLang, on the CPU, with that version of it"
 	@echo "make test-kills the whole kill matrix on real SGLang, its report printed: about an hour"
-	@echo "make test-hub   the tests of publishing on another huggingface_hub: VERSION=1.31.0"
+	@echo "make test-hub   the tests of publishing and streaming on another huggingface_hub: VERSION=1.31.0"
 	@echo "make lint       ruff, mypy and the house rules"
 	@echo "make bench      the figures that README quotes"
 
@@ -51,13 +51,16 @@ test-kills: $(VENV)/.ok $(SGLANG_VENV)/.ok
 # Another version of the Hub's client is laid over the environment, not into it: `make test-hub VERSION=1.31.0`.
 HUB_VERSION := $(or $(ASKED),1.31.0)
 HUB_OVER    := $(CACHE)/huggingface_hub-$(HUB_VERSION)
+HUB_TESTS   := tests/builder/test_publish.py tests/builder/test_publish_faults.py tests/builder/test_hub_errors.py \
+               tests/builder/test_remote_check.py tests/builder/test_stream_hub.py tests/cards/test_usage.py \
+               tests/eaglehs/commands/test_push.py tests/eaglehs/test_push_stream.py tests/eaglehs/test_hub_refusals.py \
+               tests/eaglehs/test_extract_pack.py::test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice
 
 test-hub: $(VENV)/.ok
 	@test -d $(HUB_OVER)/huggingface_hub || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --target $(HUB_OVER) huggingface_hub==$(HUB_VERSION)
 	@PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/python -c "import huggingface_hub as h; assert h.__version__ == '$(HUB_VERSION)'"
-	PYTHONPATH=$(abspath $(HUB_OVER)) $(BIN)/pytest tests/builder/test_publish.py tests/builder/test_publish_faults.py \
-	  tests/builder/test_hub_errors.py tests/builder/test_remote_check.py tests/eaglehs/commands/test_push.py
+	PYTHONPATH=$(abspath $(HUB_OVER)) OMP_NUM_THREADS=1 $(BIN)/pytest $(HUB_TESTS)
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff check

@@ -22,6 +22,7 @@ from ..schemas.run import RUN_FILENAME
 from ..schemas.states import ArraySpec, array_specs
 from .index_store import read_index
 from .plan import DatasetLayout
+from .pushed_shards import PushedShards
 from .shard_head import first_meta, scan_shard
 from .shard_source import DatasetMismatchError, check_first_sample
 
@@ -49,12 +50,15 @@ class Catalog:
         return self.folder.shard(row.shard)
 
 
-def open_catalog(dataset: str | Path) -> Catalog:
+def open_catalog(dataset: str | Path, *, takes_remote: bool = False) -> Catalog:
     """Open the dataset in a local folder; with its index lost, the shards' headers are scanned instead.
+
+    `takes_remote`: shards that can be read on the Hub need not be here; the caller reads by builder/sample_source.
 
     Raises:
         UsageError: no local folder, or no packed dataset in it.
         RecordError: manifest or index is damaged or of another version.
+        ShardsOnHubError: shards were sent to the Hub and deleted here, and can't be taken from there.
         MissingShardError: a shard is missing, or one too many.
         DatasetMismatchError: manifest, index and shards do not belong together.
     """
@@ -62,7 +66,7 @@ def open_catalog(dataset: str | Path) -> Catalog:
     if not folder.manifest.is_file():
         raise _no_dataset(folder)
     manifest = read_record(Manifest, folder.manifest)
-    _check_shards(folder, manifest)
+    _check_shards(folder, manifest, takes_remote=takes_remote and folder.index.is_file())
     rows = tuple(read_index(folder.index)) if folder.index.is_file() else _scanned(folder, manifest)
     check_rows(rows, manifest, str(folder.root))
     fingerprint = xxhash.xxh3_128_hexdigest(folder.manifest.read_bytes())
@@ -85,9 +89,8 @@ def _local_folder(dataset: str | Path) -> Path:
     text = str(dataset)
     if "://" in text or _REPOSITORY.fullmatch(text):
         raise UsageError(
-            f"{text} is no local folder, and eaglehs.stream reads local datasets only",
-            mend=f"Use load_dataset({text!r}, split='train', streaming=True) of `datasets` with eaglehs.decode, "
-            "or bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
+            f"{text} is no local folder, and this reads local datasets only",
+            mend="Bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
         )
     raise UsageError(f"{text} is no folder", mend="Give the folder that `eaglehs pack` wrote")
 
@@ -101,8 +104,15 @@ def _no_dataset(folder: DatasetFolder) -> UsageError:
     )
 
 
-def _check_shards(folder: DatasetFolder, manifest: Manifest) -> None:
+def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bool) -> None:
+    pushed = PushedShards(folder)
+    remote = pushed.all_remote(manifest.shards)
+    if remote and not (takes_remote and pushed.address(remote[0].repo)):
+        raise pushed.error(remote)
+    away = {note.name for note in remote}
     for entry in manifest.shards:
+        if entry.name in away:
+            continue
         path = folder.shard(entry.name)
         if not path.is_file():
             raise MissingShardError(

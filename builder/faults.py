@@ -50,7 +50,8 @@ class VerifyReport:
     size_bytes: int
     faults: tuple[Fault, ...]
     only_remote: tuple[str, ...] = ()
-    """Shards that are on the Hub and not here, as `org/name: data/train-00000.tar`; nothing of them was read."""
+    """Shards that are on the Hub and not here, as `hf://datasets/org/name@revision: data/train-00000.tar`; without
+    `hf://datasets/` and revision where their push has not ended. Nothing of them was read."""
 
     @property
     def is_good(self) -> bool:

@@ -48,6 +48,10 @@ class RemoteMissingError(StorageError):
     """The server has no such file, or does not show it to us."""
 
 
+class RemoteRefusedError(RemoteMissingError):
+    """The server answers 401 or 403: it wants a login, another one, or to be asked for access first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
     """A file on a server."""
@@ -172,11 +176,9 @@ class RangeClient:
             self._moved.pop(file.url, None)
             raise _TryAgainError(f"{said} at {shown(url)}")
         if status in (401, 403, 404, 410):
-            raise RemoteMissingError(
-                f"{shown(file.url)}: {said}",
-                why="There is no such file, or it is not for this account",
-                mend="Check the name; for a private dataset on the Hub set HF_TOKEN or run `hf auth login`",
-            )
+            cls = RemoteRefusedError if status in (401, 403) else RemoteMissingError
+            why, mend = _told(response.headers)
+            raise cls(f"{shown(file.url)}: {said}", why=why, mend=mend)
         if status == 416:
             raise _wrong_size(file, response.headers.get("Content-Range", "").rpartition("/")[2] or "fewer")
         raise RemoteReadError(file.url, "a range", said)
@@ -200,6 +202,18 @@ class RangeClient:
             raise _wrong_size(file, match[3])
         if (int(match[1]), int(match[2])) != (offset, offset + length - 1):
             raise _TryAgainError(f"asked for bytes {offset} to {offset + length}, got {match[0]}")
+
+
+def _told(headers: http.client.HTTPMessage) -> tuple[str, str]:
+    """Return why a file is refused and what to do, by what the Hub says in headers; other servers say nothing."""
+    if headers.get("X-Error-Code") == "GatedRepo":
+        return "It is gated and this account has no access", "Ask for access on its page, then set HF_TOKEN"
+    if "credentials" in (headers.get("X-Error-Message") or ""):
+        return "The token is wrong or has expired", "Set HF_TOKEN to a new one, or run: hf auth login"
+    return (
+        "There is no such file, or it is not for this account",
+        "Check the name; for a private dataset on the Hub set HF_TOKEN or run: hf auth login",
+    )
 
 
 def _wrong_size(file: RemoteFile, served: str) -> DatasetMismatchError:

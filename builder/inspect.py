@@ -16,6 +16,7 @@ from ..schemas.manifest import MANIFEST_FILENAME, DatasetFolder, Manifest
 from ..schemas.run import RUN_FILENAME, ModelFacts
 from ..schemas.sample import DumpRef
 from .index_store import read_index
+from .pushed_shards import PushedShards
 from .run_reader import Run, failures_by_class, open_run
 
 
@@ -69,6 +70,9 @@ class Overview:
     lengths: Lengths | None
     """None where no sample is finished."""
 
+    on_hub: str = ""
+    """Which shards of the dataset are on the Hub and not here, and where; empty where all are here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleView:
@@ -109,6 +113,8 @@ def inspect_path(path: Path) -> Overview:
         with open_run(path) as run:
             return _run_overview(run)
     manifest = read_record(Manifest, DatasetFolder(path).manifest)
+    pushed = PushedShards(DatasetFolder(path))
+    remote = pushed.all_remote(manifest.shards)
     lengths = [row.num_tokens for row in read_index(DatasetFolder(path).index)]
     return Overview(
         path=str(path),
@@ -129,6 +135,7 @@ def inspect_path(path: Path) -> Overview:
         skipped=manifest.prompts.skipped,
         state_norms=manifest.state_norms,
         lengths=_lengths(lengths),
+        on_hub=pushed.told(remote) if remote else "",
     )
 
 

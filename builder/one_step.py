@@ -54,7 +54,7 @@ class OneStep:
         }
         self._missing: dict[str, set[str]] = {}
         self.whole: list[ShardEntry] = []
-        """Finished shards with all their samples, as `open` found them."""
+        """Finished shards with all their samples, as `open` and `seal_filled` found them."""
 
         self._lock = threading.Lock()
 
@@ -79,6 +79,18 @@ class OneStep:
             self._missing[shard.name] = {placed.key for placed in shard.samples}.difference(keys)
             held |= keys
         return frozenset(held)
+
+    def seal_filled(self) -> None:
+        """Seal the shards that `open` found filled but not sealed: the command was killed in between.
+
+        Raises:
+            StorageError: a shard can't be read back or renamed.
+        """
+        sealed = {entry.name for entry in self.whole}
+        for shard in self._work.plan.shards:
+            if not self._missing[shard.name] and shard.name not in sealed:
+                entry = make_shard(self._work, self._job(shard), threading.Event()).entry
+                self.whole += [entry] if entry else []
 
     def begin(self) -> None:
         """Take the dataset's manifest and index away: more samples come.

@@ -4,6 +4,7 @@
     dataset/_index/.pack/claim.json     the run, and every shard name that its packs may have written
     dataset/_index/.pack/<shard>.parquet   a finished shard: its record as metadata, its rows of the index
     dataset/_index/.pack/<shard>.pushed.json   it is on the Hub and not here any more: builder/pushed_shards.py
+    dataset/_index/.pack/published.json   and there is the whole dataset
 
 A shard's file counts only with its record, and the record only if its fingerprint is that of the plan. They stay after
 the end: a later pack of the same run, with samples that failed before, redoes their shards only. Names with a leading

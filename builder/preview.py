@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..schemas.atomic import staged
 from ..schemas.codec import read_record, write_record
@@ -25,6 +26,9 @@ from ..schemas.states import INPUT_IDS, LOSS_MASK
 from ..schemas.statistics import shards_fingerprint
 from .catalog import open_catalog
 from .tar_header import BLOCK, file_bytes, pad_to, tar_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_PREVIEW_SAMPLES = 1000
 """A viewer's page has a hundred; more would be no preview."""
@@ -55,17 +59,19 @@ def write_preview(dataset: Path, settings: PreviewSettings) -> PreviewRecord:
         raise UsageError(
             f"a preview of {settings.num_samples} samples can't be", mend=f"Give 1 to {MAX_PREVIEW_SAMPLES}"
         )
-    from .statistics import evenly_spaced  # brings torch as well
+    from .sample_source import SampleSource  # brings torch, which preview_faults is asked without
+    from .statistics import evenly_spaced
 
-    catalog = open_catalog(dataset)
+    catalog = open_catalog(dataset, takes_remote=True)
     folder = PreviewFolder(dataset)
     folder.record.unlink(missing_ok=True)  # while the tar changes, no record must vouch for it
     folder.shard.parent.mkdir(exist_ok=True)
     rows = evenly_spaced(catalog.rows, settings.num_samples)
     digest, size_bytes, content_bytes = hashlib.sha256(), 0, 0
-    with staged(folder.shard) as out:
+    with SampleSource(catalog) as source, staged(folder.shard) as out:
         for row in rows:
-            for name, content in _members(catalog.shard_path(row), row, settings):
+            arrays = source.read(row, (INPUT_IDS, LOSS_MASK), max_tokens=settings.max_tokens)
+            for name, content in _members(row, arrays, settings):
                 block = tar_header(f"{row.key}.{name}", len(content)) + content.ljust(
                     pad_to(len(content), BLOCK), b"\0"
                 )
@@ -125,10 +131,7 @@ def preview_faults(dataset: Path, manifest: Manifest) -> Iterator[tuple[str, str
 _AGAIN = "write it anew: eaglehs card --preview N"
 
 
-def _members(shard: Path, row: IndexRow, settings: PreviewSettings) -> Iterator[tuple[str, bytes]]:
-    from .sample_map import map_sample  # brings torch, which preview_faults is asked without
-
-    arrays = map_sample(shard, row, (INPUT_IDS, LOSS_MASK), max_tokens=settings.max_tokens)
+def _members(row: IndexRow, arrays: Mapping[str, Tensor], settings: PreviewSettings) -> Iterator[tuple[str, bytes]]:
     ids = arrays[INPUT_IDS].tolist()
     contents: tuple[object, ...] = (row.id, row.num_tokens, row.num_trainable, ids, arrays[LOSS_MASK].tolist())
     for name, content in zip(PREVIEW_MEMBERS, contents, strict=True):

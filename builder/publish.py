@@ -26,6 +26,7 @@ from .hub_client import Change, CopySource, HubClient, RemoteFile
 from .hub_errors import HubConflictError
 from .publish_files import LocalFile
 from .publish_plan import Found, PublishPlan, PublishSettings, stale_files
+from .pushed_shards import PushedShards
 
 _SHOWN = 5
 
@@ -239,6 +240,7 @@ def _difference(file: LocalFile, remote: RemoteFile | None) -> str:
 
 
 def _result(plan: PublishPlan, hub: HubClient, settings: PublishSettings, revision: str) -> PublishResult:
+    PushedShards(DatasetFolder(plan.dataset)).note_published(hub.repo, revision)
     sent = (*plan.sends, *plan.changes)
     return PublishResult(
         repo=hub.repo,

@@ -11,33 +11,42 @@ from __future__ import annotations
 
 import re
 import tempfile
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
 from ..schemas.codec import read_record
-from ..schemas.errors import RecordError, StorageError, UsageError
+from ..schemas.errors import RecordError, UsageError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import MANIFEST_FILENAME, DatasetFolder, Manifest
+from ..schemas.progress import Silent
 from .catalog import Catalog, check_rows
 from .http_connection import shown
-from .http_ranges import RemoteMissingError
+from .http_ranges import RemoteMissingError, RemoteRefusedError
 from .index_store import read_index
 from .opened import REPOSITORY, RemoteOptions
 from .remote_shards import FsspecPlace, HttpPlace, Place, RemoteShards
 from .shard_cache import CachedShards
 from .shard_source import ShardSource
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
 _HUB = re.compile(r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?(/(?P<folder>.+?))?/?")
 _INDEX = "_index/samples.parquet"
+_LOOK_UPS = 3
+"""Tries to find out which commit is meant; each has the Hub client's own behind it."""
 
 
 def open_remote(dataset: str, options: RemoteOptions) -> tuple[Catalog, ShardSource]:
     """Open a dataset by its URL or its name on the Hub.
 
     Raises:
-        UsageError: no such dataset, or none of ours.
+        UsageError: it is none of ours.
+        MissingRepositoryError, MissingRevisionError: the Hub has none, or shows none to this account.
         DataError: manifest and index are damaged or do not belong together.
         StorageError: the server or the Hub does not answer, or refuses.
     """
@@ -76,31 +85,44 @@ def _locate(dataset: str, revision: str | None) -> Place:
 def _on_hub(repo: str, revision: str | None, folder: str) -> Place:
     """Look the revision up once: all ranks and all epochs read one commit, whatever is pushed meanwhile."""
     from huggingface_hub import HfApi, hf_hub_url
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, but not listed
 
-    try:
-        commit = HfApi().dataset_info(repo, revision=revision).sha
-    except RevisionNotFoundError:
-        raise UsageError(f"dataset {repo} on the Hub has no revision {revision!r}") from None
-    except RepositoryNotFoundError:
-        raise UsageError(
-            f"there is no dataset {repo} on the Hub, or it is not for this account, and no local folder of that name",
-            mend="Check the name; for a private dataset set HF_TOKEN or run `hf auth login`",
-        ) from None
-    except Exception as fault:
-        if not _is_of_the_network(fault):
-            raise
-        reason = (str(fault).splitlines() or [type(fault).__name__])[0][:200]
-        raise StorageError(f"the Hub does not answer for dataset {repo}: {reason}") from None
+    from .hub_errors import HubPlace
+    from .hub_retry import Retrier, RetryPolicy
+
+    api = HfApi()
+    place = HubPlace(repo=repo, endpoint=api.endpoint)
+    retrier = Retrier(place=place, policy=RetryPolicy(attempts=_LOOK_UPS), progress=Silent())
+    doing = f"opening {repo}" + (f" at {revision}" if revision else "") + " on the Hub"
+    commit = str(retrier.call(doing, lambda: api.dataset_info(repo, revision=revision).sha))
+    if revision is not None:
+        _warn_of_change(api, repo, commit)
     name = f"hf://datasets/{repo}@{commit}" + (f"/{folder}" if folder else "")
     url = hf_hub_url(repo, f"{folder}/x" if folder else "x", repo_type="dataset", revision=commit)
     return HttpPlace(base_url=url.removesuffix("x"), query="", headers=build_hf_headers(), name=name)
 
 
-def _is_of_the_network(fault: Exception) -> bool:
-    """Tell the Hub client's faults from bugs: its HTTP library is httpx in version 1, httpx2 in version 2."""
-    return isinstance(fault, OSError) or type(fault).__module__.partition(".")[0] in ("httpx", "httpx2")
+def _warn_of_change(api: HfApi, repo: str, commit: str) -> None:
+    """Warn if the manifest on `main` is another than that of the commit which was asked for; needs no answer."""
+    from .hub_errors import FAULTS
+
+    try:
+        newest = str(api.dataset_info(repo).sha)
+        is_changed = newest != commit and _manifest_hash(api, repo, newest) != _manifest_hash(api, repo, commit)
+    except FAULTS:  # the stream itself does not need to know
+        return
+    if is_changed:
+        warnings.warn(
+            f"{repo} was published anew since {commit[:12]}: main is {newest[:12]} and has another manifest; "
+            f"{commit[:12]} is read, as asked for",
+            stacklevel=7,
+        )
+
+
+def _manifest_hash(api: HfApi, repo: str, commit: str) -> list[str]:
+    """Return git's hash of the manifest at a commit; nothing where there is none."""
+    found = api.get_paths_info(repo, [MANIFEST_FILENAME], revision=commit, repo_type="dataset")
+    return [str(getattr(file, "blob_id", "")) for file in found]
 
 
 def _catalog(place: Place) -> Catalog:
@@ -126,6 +148,8 @@ def _catalog(place: Place) -> Catalog:
 def _manifest_of(place: Place) -> bytes:
     try:
         return place.fetch(MANIFEST_FILENAME)
+    except RemoteRefusedError:
+        raise
     except RemoteMissingError as fault:
         raise UsageError(
             f"{place.name} holds no {MANIFEST_FILENAME}, so it is no packed dataset, or not a whole one",

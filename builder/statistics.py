@@ -1,7 +1,8 @@
 """Measures a dataset in one pass: each array that is looked at is read once, in blocks of rows.
 
     index             every sample's length and mask share                        histograms
-    evenly spaced     states of some samples, memory-mapped, block by block       builder/state_statistics
+    evenly spaced     states of some samples, block by block                      builder/state_statistics
+                      memory-mapped, or read where the shards are                 builder/sample_source
     first of these    ids, mask and norms of their first rows                     excerpts, for the report's browser
 
 Memory: the index, a block of rows of each state, and sums as wide as the model.
@@ -22,8 +23,8 @@ from ..schemas.index import IndexRow
 from ..schemas.progress import Progress, Silent
 from ..schemas.states import INPUT_IDS, LOSS_MASK, state_names
 from ..schemas.statistics import DatasetStatistics, Histogram, SampleExcerpt, shards_fingerprint
-from .catalog import Catalog, check_shard_is_its_own, open_catalog
-from .sample_map import map_sample
+from .catalog import Catalog, open_catalog
+from .sample_source import SampleSource
 from .state_statistics import CosineTally, StateTally
 
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -63,7 +64,7 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
         DataError: manifest, index and shards do not belong together (builder/catalog.py).
         StorageError: a shard can't be opened.
     """
-    catalog = open_catalog(dataset)
+    catalog = open_catalog(dataset, takes_remote=True)
     progress = progress or Silent()
     chosen = evenly_spaced(catalog.rows, settings.max_samples)
     progress.begin(
@@ -73,9 +74,9 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
         size_bytes=sum(place.length for row in chosen for place in row.arrays.values()),
     )
     shown = {row.key for row in evenly_spaced(chosen, settings.num_excerpts)}
-    pass_ = _Pass(catalog)
     excerpts = []
-    with _one_thread():
+    with SampleSource(catalog) as source, _one_thread():
+        pass_ = _Pass(catalog, source)
         for row in chosen:
             excerpt = pass_.take(row, settings.excerpt_tokens if row.key in shown else 0)
             excerpts += [excerpt] if row.key in shown else []
@@ -97,23 +98,17 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
 class _Pass:
     """One pass over states, in the order of the shards."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, source: SampleSource) -> None:
+        self._source = source
         self._width = catalog.manifest.model.hidden_size
         names = state_names(catalog.manifest.layers)
         self.states = [StateTally(name, self._width) for name in names]
         self.pairs = [CosineTally(first, second) for first, second in pairwise(names)]
         self._names = names
-        self._first_rows = {row.shard: row for row in reversed(catalog.rows)}
-        self._checked: set[str] = set()
 
     def take(self, row: IndexRow, num_shown: int) -> SampleExcerpt:
         """Look at all rows of a sample; return its first `num_shown`."""
-        path = self._catalog.shard_path(row)
-        if row.shard not in self._checked:
-            check_shard_is_its_own(path, self._first_rows[row.shard])
-            self._checked.add(row.shard)
-        arrays = map_sample(path, row, (INPUT_IDS, LOSS_MASK, *self._names))
+        arrays = self._source.read(row, (INPUT_IDS, LOSS_MASK, *self._names))
         norms: dict[str, list[float]] = {name: [] for name in self._names}
         step = max(_BLOCK_BYTES // (4 * self._width), 1)
         for start in range(0, row.num_tokens, step):

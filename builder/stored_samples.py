@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from ..schemas.errors import UsageError
-from ..schemas.index import IndexRow
 from ..schemas.ledger import SampleStatus
 from ..schemas.run import RUN_FILENAME, ModelFacts
 from ..schemas.states import FINAL, INPUT_IDS, state_names
-from .catalog import Catalog, check_shard_is_its_own, open_catalog
+from .catalog import Catalog, open_catalog
 from .dump_reader import Dump, read_dump
 from .run_reader import Run, open_run
-from .sample_map import map_sample
+from .sample_source import SampleSource
 
 _CANDIDATES = 16
 """Samples of a stretch that are drawn; every second stretch gives its shortest of these."""
@@ -89,7 +88,9 @@ def open_stored(path: Path) -> Iterator[Stored]:
                 )
             yield _filled(path, _StoredRun(run))
     else:
-        yield _filled(path, _StoredDataset(open_catalog(path)))
+        catalog = open_catalog(path, takes_remote=True)
+        with SampleSource(catalog) as source:
+            yield _filled(path, _StoredDataset(catalog, source))
 
 
 def choose_samples(listed: Sequence[Listed], count: int, seed: int) -> tuple[Listed, ...]:
@@ -114,33 +115,26 @@ def _filled(path: Path, stored: Stored) -> Stored:
 
 
 class _StoredDataset:
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, source: SampleSource) -> None:
         self.model = catalog.manifest.model
         self.layers = catalog.manifest.layers
         self.listed: Sequence[Listed] = [
             Listed(key=row.key, num_tokens=row.num_tokens, next_token=row.next_token, place=row.shard)
             for row in catalog.rows
         ]
-        self._catalog = catalog
+        self._source = source
         self._rows = {row.key: row for row in catalog.rows}
-        self._first_rows = {row.shard: row for row in reversed(catalog.rows)}
 
     def read(self, key: str, max_tokens: int) -> StoredSample:
         row = self._rows[key]
-        path = self._catalog.shard_path(row)
-        check_shard_is_its_own(path, self._first_rows[row.shard])
         states = state_names(self.layers)
-        arrays = map_sample(path, row, (INPUT_IDS, *states), max_tokens=max_tokens)
+        arrays = self._source.read(row, (INPUT_IDS, *states), max_tokens=max_tokens)
         return StoredSample(
             key=key,
             input_ids=arrays[INPUT_IDS],
             states={name: arrays[name] for name in states},
-            last_final=self._last_final(path, row),
+            last_final=self._source.read(row, (FINAL,))[FINAL][-1],  # mapped: only the row that is used is read
         )
-
-    def _last_final(self, path: Path, row: IndexRow) -> Tensor:
-        final_TH = map_sample(path, row, (FINAL,))[FINAL]  # mapped: only the row that is used is read
-        return final_TH[-1]
 
 
 class _StoredRun:

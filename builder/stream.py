@@ -75,7 +75,8 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         prefetch_bytes: how much is read ahead of the loop, as bytes or `"1GB"`.
         verify: hold each array that is read whole against its checksum. None does so for remote datasets.
         device: a GPU to which samples are copied, on a stream of their own, while the loop computes.
-        revision: branch, tag or commit of a dataset on the Hub; it is looked up once, when the stream is opened.
+        revision: branch, tag or commit of a dataset on the Hub; it is looked up once, when the stream is opened. A
+            warning tells if `main` has another manifest than that revision by now.
         connections: how many ranges of a remote dataset are asked for at a time.
         cache_dir: keep whole shards of a remote dataset in this folder; later passes read them from there.
 

@@ -97,10 +97,11 @@ def verify_dataset(
 
 def _is_remote(folder: DatasetFolder, task: ShardTask, findings: Findings) -> bool:
     """Tell whether the shard is on the Hub alone; the index must have its samples all the same."""
-    note = PushedShards(folder).only_remote(task.entry)
+    pushed = PushedShards(folder)
+    note = pushed.only_remote(task.entry)
     if note is None:
         return False
-    findings.only_remote.append(f"{note.repo}: {note.name}")
+    findings.only_remote.append(pushed.place(note))
     if task.rows is not None and len(task.rows) != task.entry.num_samples:
         index = str(folder.index.relative_to(folder.root))
         findings.add(index, f"has {len(task.rows)} samples of {note.name}, manifest.json has {task.entry.num_samples}")
@@ -130,11 +131,11 @@ def _check_packed_samples(run: Run, findings: Findings, progress: Progress) -> N
         return
     from .packed_check import PackedSamples, check_packed  # brings torch as well
 
-    folder = DatasetFolder(Path(run.record.packing.dataset))
+    pushed = PushedShards(DatasetFolder(Path(run.record.packing.dataset)))
     for path, samples in PackedSamples(run, run.record.packing).by_shard():
-        note = None if path.exists() else PushedShards(folder).note(f"data/{path.name}")
+        note = None if path.exists() else pushed.note(f"data/{path.name}")
         if note is not None:
-            findings.only_remote.append(f"{note.repo}: {note.name}")
+            findings.only_remote.append(pushed.place(note))
             continue
         findings.num_files += 1
         for entry, row in samples:

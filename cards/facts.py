@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..schemas.manifest import Manifest
@@ -9,6 +11,11 @@ from ..schemas.sizes import format_size
 from ..schemas.states import array_specs, bytes_per_token
 
 _DEFAULT_BUFFER = 1_000
+_OF_THE_MACHINE = ("--model-path", "--revision", "--host", "--port")
+"""Options of the server that are not shown: the card names the model and its revision itself."""
+
+_LOCAL_PATH = re.compile(r"""(^|[\s"'=,:])(/|~|\.\.?/)""")
+
 _SIZE_CATEGORIES = (
     (1_000, "n<1K"),
     (10_000, "1K<n<10K"),
@@ -38,6 +45,9 @@ class CardFacts:
     rows: tuple[tuple[str, str], ...]
     """The table of facts: label, value."""
 
+    flags: str
+    """The server's options, without those that say something of its machine alone; empty where there was no server."""
+
 
 def card_facts(manifest: Manifest) -> CardFacts:
     """Return the card's figures; all of them follow from `manifest` alone."""
@@ -51,7 +61,19 @@ def card_facts(manifest: Manifest) -> CardFacts:
         default_buffer_bytes=per_token * totals.num_tokens * min(_DEFAULT_BUFFER, num_samples) // num_samples,
         size_category=_size_category(totals.num_samples),
         rows=_rows(manifest, per_token),
+        flags=" ".join(_flags(manifest.engine.command)),
     )
+
+
+def _flags(command: Sequence[str]) -> Iterator[str]:
+    """Yield options and values from the first option on; of a local path no more than that there was one."""
+    is_shown = False
+    for word in command:
+        if word.startswith("--"):
+            is_shown = word.partition("=")[0] not in _OF_THE_MACHINE
+        if is_shown:
+            name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+            yield name + equals + ("…" if _LOCAL_PATH.search(value) else value)
 
 
 def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:

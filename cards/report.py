@@ -17,6 +17,7 @@ from ..schemas.codec import write_record
 from ..schemas.manifest import Manifest
 from ..schemas.sizes import format_size
 from ..schemas.statistics import DatasetStatistics, PlotsFolder, SampleExcerpt
+from ..schemas.verified import Verified
 from .charts import charts
 from .facts import card_facts
 from .plots import write_plots
@@ -36,8 +37,19 @@ class ShownToken:
     """Whether its text ends with a line break, so that the page breaks there too."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportExtras:
+    """What a page tells beside manifest and statistics, each where there is such."""
+
+    excerpts: tuple[SampleExcerpt, ...] = ()
+    """Samples to browse."""
+
+    verified: Verified | None = None
+    """Samples that were computed again by the model, without a fault."""
+
+
 def write_report(
-    folder: PlotsFolder, manifest: Manifest, statistics: DatasetStatistics, excerpts: tuple[SampleExcerpt, ...]
+    folder: PlotsFolder, manifest: Manifest, statistics: DatasetStatistics, extras: ReportExtras
 ) -> tuple[Path, ...]:
     """Write PNGs, statistics.json and report.html into `folder`, and return the paths; the page comes last.
 
@@ -47,12 +59,13 @@ def write_report(
     folder.root.mkdir(parents=True, exist_ok=True)
     images = write_plots(charts(manifest, statistics), folder)
     write_record(folder.statistics, statistics)
-    write_atomically(folder.page, render_report(manifest, statistics, excerpts).encode())
+    write_atomically(folder.page, render_report(manifest, statistics, extras).encode())
     return (*images, folder.statistics, folder.page)
 
 
-def render_report(manifest: Manifest, statistics: DatasetStatistics, excerpts: tuple[SampleExcerpt, ...] = ()) -> str:
+def render_report(manifest: Manifest, statistics: DatasetStatistics, extras: ReportExtras | None = None) -> str:
     """Return the page's HTML; the same figures always give the same text."""
+    extras = extras or ReportExtras()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["size"] = format_size
     environment.filters["number"] = _number
@@ -61,12 +74,14 @@ def render_report(manifest: Manifest, statistics: DatasetStatistics, excerpts: t
         manifest=manifest,
         statistics=statistics,
         plots=[(chart, chart_svg(chart)) for chart in charts(manifest, statistics)],
+        verified=extras.verified,
         samples=[
-            {"excerpt": excerpt, "tokens": list(_tokens(excerpt)), "norms": _rounded(excerpt)} for excerpt in excerpts
+            {"excerpt": excerpt, "tokens": list(_tokens(excerpt)), "norms": _rounded(excerpt)}
+            for excerpt in extras.excerpts
         ],
         state_names=[state.name for state in statistics.states],
         is_part=statistics.num_measured < statistics.num_samples,
-        has_text=any(excerpt.texts is not None for excerpt in excerpts),
+        has_text=any(excerpt.texts is not None for excerpt in extras.excerpts),
     )
 
 

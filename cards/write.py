@@ -57,7 +57,7 @@ def _rendered(folder: DatasetFolder, terms: CardTerms) -> str:
         kept=merge_terms(kept, terms),
         statistics=_statistics(folder, manifest),
         preview=_preview(folder, manifest),
-        verified=_verified(folder),
+        verified=kept_verification(folder),
     )
     return render_card(manifest, extras)
 
@@ -81,8 +81,8 @@ def _preview(folder: DatasetFolder, manifest: Manifest) -> PreviewRecord | None:
     return found if is_same else None
 
 
-def _verified(folder: DatasetFolder) -> Verified | None:
-    """Return what `verify --model --write-report` found of this very manifest."""
+def kept_verification(folder: DatasetFolder) -> Verified | None:
+    """Return what `verify --model --write-report` found of this very manifest; None where it found faults."""
     found = _read_if_good(Verified, verified_path(folder.root))
     is_of_this = found is not None and found.manifest_sha256 == manifest_sha256(folder.manifest)
     return found if found is not None and is_of_this and not found.faults else None

@@ -135,6 +135,16 @@ class PackingKeeper:
             self.sealed(shard_entry)
         return entry
 
+    def seal_filled(self) -> None:
+        """Seal what an earlier start filled and had no time to seal, so that it is sent and freed like any other.
+
+        Raises:
+            DataError: stored bytes are not right any more; their sample is computed again.
+            StorageError: the disk failed.
+        """
+        with self._forgetting():
+            self._packer.seal_filled()
+
     def begin(self) -> None:
         """Make the dataset folder ready for more samples; it is no dataset until `pack` ends.
 
@@ -191,7 +201,9 @@ def open_packing(
     with locked(options.dataset), open_run(store.folder.root) as run:
         # One ledger: what the store appends, the packer reads.
         packer = OneStep(replace(run, entries=store.ledger.entries), options.dataset, settings, progress)
-        yield PackingKeeper(store, packer), packer.open()
+        keeper, packed = PackingKeeper(store, packer), packer.open()
+        keeper.seal_filled()
+        yield keeper, packed
 
 
 def _free(answer: Answer) -> None:

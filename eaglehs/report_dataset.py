@@ -9,7 +9,8 @@ from typing import Any
 
 from .builder.statistics import MeasureSettings, measure_dataset
 from .cards.plots import check_can_plot
-from .cards.report import write_report
+from .cards.report import ReportExtras, write_report
+from .cards.write import kept_verification
 from .schemas.codec import read_record
 from .schemas.manifest import DatasetFolder, Manifest
 from .schemas.progress import Progress
@@ -58,7 +59,8 @@ def report_dataset(dataset: Path, settings: ReportSettings, progress: Progress) 
     excerpts = tuple(_with_texts(excerpt, tokenizer) for excerpt in measured.excerpts)
     folder = DatasetFolder(dataset)
     plots = PlotsFolder(settings.out or folder.root / "plots")
-    written = write_report(plots, read_record(Manifest, folder.manifest), measured.statistics, excerpts)
+    extras = ReportExtras(excerpts=excerpts, verified=kept_verification(folder))
+    written = write_report(plots, read_record(Manifest, folder.manifest), measured.statistics, extras)
     return ReportSummary(page=str(plots.page), files=tuple(map(str, written)), statistics=measured.statistics)
 
 

@@ -74,6 +74,7 @@ def _overview_lines(found: Overview) -> list[tuple[str, str]]:
         ("tokens", f"{found.num_tokens:,}, {found.num_trainable:,} trained on ({share})"),
         ("lengths", f"{lengths.shortest} to {lengths.longest}, median {lengths.median}" if lengths else ""),
         ("size", f"{format_size(found.size_bytes)} in {found.num_files:,} files"),
+        ("on the Hub", found.on_hub),
         ("norms", _norms(found.state_norms)),
         ("failed", _reasons(found.failed)),
         ("skipped", _reasons(found.skipped)),

@@ -102,10 +102,12 @@ def _show(report: VerifyReport) -> None:
         f"{format_size(report.size_bytes)} in {report.num_files} files: {len(report.faults)} faults{more}"
     )
     if report.only_remote:
-        repo, _, first = report.only_remote[0].partition(": ")
+        place, _, first = report.only_remote[0].partition(": ")
+        check = f"check them with: eaglehs verify {place}"
+        waiting = f"their push to {place} has not ended: run the same `eaglehs extract --push` again"
         console.out(
             f"not read: {len(report.only_remote)} shards that are only on the Hub, such as {first}; "
-            f"check them with: eaglehs verify hf://datasets/{repo}"
+            f"{check if place.startswith('hf://') else waiting}"
         )
 
 

@@ -1,8 +1,11 @@
 """Whatever breaks a push: no half dataset shows, the same call ends it, and nothing that the Hub had is sent again."""
 
+import os
 import random
+import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,7 @@ from tests.factories.published import (
 from tests.fakes.hub import HubServer, start_hub
 
 SEEDS = range(30)
+WAIT = time.sleep
 PLACES = (
     "/_lfs/put/",
     "/_lfs/verify",
@@ -77,6 +81,53 @@ def random_fault(rng: random.Random) -> dict:
     return fault | rng.choice(kinds)
 
 
+def plain_push(pusher: Pusher, rng: random.Random) -> None:
+    pusher.push()
+
+
+def killed_push(pusher: Pusher, rng: random.Random) -> None:
+    """Push in a process that SIGKILL ends at some request."""
+    last = len(pusher.hub.log) + rng.randrange(1, 40)
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            pusher.push()
+        os._exit(0)
+    while len(pusher.hub.log) < last:
+        if os.waitpid(child, os.WNOHANG) != (0, 0):
+            break  # it ended before
+        WAIT(0.001)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    settled = -1
+    while settled != len(pusher.hub.log):  # what was under way ends, as it will
+        settled = len(pusher.hub.log)
+        WAIT(0.05)
+    raise StorageError("killed")
+
+
+def push_with_a_wrong_hash(pusher: Pusher, rng: random.Random) -> None:
+    """Push while the Hub lists another SHA-256 for a shard than that of its bytes."""
+    pusher.hub.state.forged[f"data/train-0000{rng.randrange(4)}.tar"] = "e" * 64
+    try:
+        pusher.push()
+    finally:
+        pusher.hub.state.forged.clear()
+
+
+def push_beside_another(pusher: Pusher, rng: random.Random) -> None:
+    """Push by a plan that another publisher of the same dataset has made untrue, wholly or in part."""
+    plan = pusher.plan()
+    pusher.hub.faults += [{"path": "/_lfs/put/|/commit/", "skip": rng.randrange(8), "status": 403}]
+    with suppress(StorageError):
+        pusher.push()
+    publish(plan, pusher.client, BATCHED, Silent())
+
+
+FIRST_PUSHES = (plain_push, killed_push, push_with_a_wrong_hash, push_beside_another, plain_push)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_push_through_faults_ends_whole_with_nothing_sent_twice(hub: HubServer, dataset: SyntheticDataset, seed: int):
     rng, pusher = random.Random(seed), Pusher(hub, dataset.root)
@@ -85,7 +136,7 @@ def test_a_push_through_faults_ends_whole_with_nothing_sent_twice(hub: HubServer
         if attempt == 3:
             hub.faults.clear()  # a fault that stays is over at last
         try:
-            pusher.push()
+            (plain_push if attempt else FIRST_PUSHES[seed % len(FIRST_PUSHES)])(pusher, rng)
             break
         except StorageError:
             repo = hub.state.load("datasets", REPO)

@@ -22,8 +22,9 @@ from tests.factories.readable import make_readable
 from tests.fakes.hub import HubServer, start_hub
 
 READ = """
-import json, sys, xxhash, torch, eaglehs
+import json, sys, warnings, xxhash, torch, eaglehs
 from eaglehs.schemas.errors import EaglehsError
+warnings.showwarning = lambda message, *more: print(f"warning: {message}")
 try:
     samples = eaglehs.stream(sys.argv[1], **json.loads(sys.argv[2]))
     for sample in samples:
@@ -100,12 +101,29 @@ def test_a_connection_that_breaks_and_a_server_that_is_busy_change_nothing(datas
     assert read(hub, tmp_path) == expected(dataset)
 
 
+def test_a_revision_whose_manifest_is_not_that_of_main_any_more_is_read_with_a_warning(dataset, hub, tmp_path: Path):
+    pinned = hub.refs("org/name")["main"]
+    assert read(hub, tmp_path, revision=pinned) == expected(dataset)
+    other = make_readable(tmp_path / "other", lengths=(5, 6, 7))
+    api = HfApi(endpoint=hub.url, token="hf_w")
+    api.upload_file(repo_id="org/name", repo_type="dataset", path_or_fileobj=b"words", path_in_repo="notes.txt")
+    assert read(hub, tmp_path, revision=pinned) == expected(dataset)  # main has moved, the dataset has not
+    api.upload_folder(repo_id="org/name", repo_type="dataset", folder_path=other.root)
+    warning, *samples = read(hub, tmp_path, revision=pinned)
+    newest = hub.refs("org/name")["main"]
+    assert warning.startswith(f"warning: org/name was published anew since {pinned[:12]}: main is {newest[:12]}")
+    assert samples == expected(dataset)
+    assert read(hub, tmp_path, revision="main") == read(hub, tmp_path) == expected(other)
+    hub.faults.append({"path": "paths-info", "status": 403})
+    assert read(hub, tmp_path, revision=pinned) == expected(dataset)  # what can't be asked is no reason to stop
+
+
 @pytest.mark.parametrize(
     ("source", "token", "options", "message"),
     [
-        ("org/other", "hf_w", {}, r"UsageError: there is no dataset org/other on the Hub.*HF_TOKEN"),
-        ("org/name", "", {}, r"UsageError: there is no dataset org/name on the Hub.*HF_TOKEN"),
-        ("org/name", "hf_w", {"revision": "v9"}, r"UsageError: dataset org/name on the Hub has no revision 'v9'"),
+        ("org/other", "hf_w", {}, r"MissingRepositoryError: opening org/other on the Hub failed.*HF_TOKEN"),
+        ("org/name", "", {}, r"MissingRepositoryError: opening org/name on the Hub failed.*HF_TOKEN"),
+        ("org/name", "hf_w", {"revision": "v9"}, r"MissingRevisionError: opening org/name at v9.*no such branch"),
     ],
 )
 def test_what_can_not_be_had_says_why(hub: HubServer, tmp_path: Path, source, token, options, message):

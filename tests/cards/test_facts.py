@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from eaglehs.cards.facts import card_facts
+from eaglehs.cards.render import render_card
 from eaglehs.schemas.manifest import Totals
 
 from tests.factories.manifests import make_manifest
@@ -43,3 +44,14 @@ def test_size_categories_are_the_hubs():
         "100K<n<1M",
         "n>10M",
     ]
+
+
+def test_the_servers_flags_are_told_without_what_is_of_its_machine_alone():
+    told = "--disable-radix-cache --tp-size 8 --chat-template=… --mem-fraction-static 0.9"
+    assert card_facts(make_manifest()).flags == told
+    nested = replace(make_manifest().engine, command=("x", "--override", '{"path": "/home/me"}', "--dp-size", "2"))
+    assert card_facts(replace(make_manifest(), engine=nested)).flags == "--override … --dp-size 2"
+    engine = replace(make_manifest().engine, command=())
+    assert card_facts(replace(make_manifest(), engine=engine)).flags == ""
+    assert "| flags | --disable-radix-cache --tp-size 8" in render_card(make_manifest())
+    assert "| flags |" not in render_card(replace(make_manifest(), engine=engine))

@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from eaglehs.cards.report import render_report, write_report
+from eaglehs.cards.report import ReportExtras, render_report, write_report
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.statistics import DatasetStatistics, PlotsFolder
 
 from tests.factories.manifests import make_manifest
-from tests.factories.statistics import NORMS, make_excerpt, make_statistics
+from tests.factories.statistics import NORMS, make_excerpt, make_statistics, make_verified
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -52,7 +52,8 @@ class Page(HTMLParser):
 
 
 def page_of(**changes: object) -> Page:
-    return Page(render_report(make_manifest(), make_statistics(**changes), (make_excerpt(), make_excerpt("p1"))))
+    extras = ReportExtras(excerpts=(make_excerpt(), make_excerpt("p1")))
+    return Page(render_report(make_manifest(), make_statistics(**changes), extras))
 
 
 def test_every_element_is_closed_and_the_charts_are_all_there():
@@ -62,12 +63,20 @@ def test_every_element_is_closed_and_the_charts_are_all_there():
 
 
 def test_nothing_refers_outside_the_page_and_its_policy_forbids_it():
-    html = render_report(make_manifest(), make_statistics(), (make_excerpt(),))
+    html = render_report(make_manifest(), make_statistics(), ReportExtras(excerpts=(make_excerpt(),)))
     for tag, attrs in Page(html).tags:
         assert tag not in ("link", "img", "iframe", "object", "base", "form")
         assert not {"src", "href", "srcset", "action", "xlink:href"} & set(attrs), (tag, attrs)
     assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp", html)
     assert "default-src 'none'" in html
+
+
+def test_the_agreement_on_next_tokens_is_shown_or_how_to_get_it():
+    verified = make_verified(num_rows=1168, num_next_tokens=9, num_next_agree=8, same_token_share=0.786)
+    page = Page(render_report(make_manifest(), make_statistics(), ReportExtras(verified=verified)))
+    assert [row[1:] for row in page.rows if "LM head" in row[0]] == [["9 samples", "8"], ["1,168 rows", "78.6 %"]]
+    assert "--write-report, then eaglehs report again" in page_of().text
+    assert "--write-report" not in page.text
 
 
 def test_dark_and_light_are_both_there_for_every_colour():
@@ -110,7 +119,8 @@ def test_tokens_carry_mask_id_and_norms():
 
 def test_text_of_tokens_is_shown_with_visible_breaks_and_can_not_become_markup():
     texts = ("<b>hi</b>", "\n", "\x00</script>", "\udcff")
-    html = render_report(make_manifest(), make_statistics(), (make_excerpt(texts=texts, id='"><img src=x>'),))
+    extras = ReportExtras(excerpts=(make_excerpt(texts=texts, id='"><img src=x>'),))
+    html = render_report(make_manifest(), make_statistics(), extras)
     page = Page(html)
     assert "<b>hi</b>⏎\\x00</script>?" in page.text.replace("\n", "")
     assert not [tag for tag, _ in page.tags if tag == "img"]
@@ -131,7 +141,7 @@ def test_the_same_figures_are_the_same_page():
 
 
 def test_the_folder_holds_page_figures_and_charts(tmp_path: Path):
-    written = write_report(PlotsFolder(tmp_path / "plots"), make_manifest(), make_statistics(), ())
+    written = write_report(PlotsFolder(tmp_path / "plots"), make_manifest(), make_statistics(), ReportExtras())
     assert sorted(path.name for path in written) == sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert written[-1].name == "report.html"
     assert read_record(DatasetStatistics, tmp_path / "plots" / "statistics.json") == make_statistics()

@@ -12,7 +12,7 @@ from eaglehs.schemas.manifest import Manifest
 
 from tests.eaglehs.cli import eaglehs, ledger_lines, start_eaglehs, wait_until
 from tests.factories.published import REPO, TOKENS, hub_environment
-from tests.fakes.hub import start_hub
+from tests.fakes.hub import HubServer, start_hub
 
 PACK = ("--pack", "dataset", "--shard-size", "700kB")
 
@@ -101,16 +101,25 @@ def test_a_dry_run_tells_shards_room_and_time_and_writes_nothing(extract, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice(extract, unbroken, tmp_path):
+def finished_uploads(hub: HubServer, *, xet: bool) -> list[str]:
+    """Return what came in whole: LFS objects or Xet's xorbs, once a time."""
+    pattern = "/_xorb/" if xet else "/_lfs/put/"
+    sent = [seen for seen in list(hub.log) if seen["path"].startswith(pattern) and seen["method"] in ("PUT", "POST")]
+    return [seen["path"] for seen in sent if seen["status"] == 200]
+
+
+@pytest.mark.parametrize("xet", [True, False], ids=["xet", "lfs"])
+def test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice(extract, unbroken, tmp_path, xet):
     hub = start_hub(tmp_path / "hub", TOKENS, bytes_per_s=400_000)
     push = (*PACK, "--push", REPO, "--delete-pushed", "--license", "mit")
-    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    environment = hub_environment(hub, tmp_path / "home", xet=xet)
     process = start_eaglehs(*extract, *push, cwd=tmp_path, **environment)
-    wait_until(lambda: hub.body_bytes("/_lfs/put/") > 0, process)
+    wait_until(lambda: hub.body_bytes("/_xorb/" if xet else "/_lfs/put/") > 0, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     finished = ledger_lines(tmp_path / "run")
     hub.bytes_per_s = 0
+    environment = hub_environment(hub, tmp_path / "another-home", xet=xet)
     done = eaglehs(*extract, *push, "--json", cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -119,13 +128,25 @@ def test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice(extract, unbr
     shards = read_record(Manifest, unbroken / "dataset/manifest.json").shards
     there = {path: file["sha256"] for path, file in hub.files(REPO).items() if path.startswith("data/")}
     assert there == {entry.name: entry.sha256 for entry in shards}
-    assert len(hub.finished_puts()) == len(set(hub.finished_puts()))
+    sent = finished_uploads(hub, xet=xet)
+    assert len(sent) == len(set(sent)) > 0
+    assert (hub.body_bytes("/_xorb/") > 0, hub.body_bytes("/_lfs/put/") > 0) == (xet, not xet)
     assert list((tmp_path / "dataset/data").iterdir()) == []
-    verified = eaglehs("verify", "dataset", cwd=tmp_path)
-    assert verified.returncode == 0, verified.stderr
-    assert f"{len(shards)} shards that are only on the Hub" in verified.stdout
     assert eaglehs("verify", f"hf://datasets/{REPO}", "--deep", cwd=tmp_path, **environment).returncode == 0
+    _assert_all_say_where_the_shards_are(tmp_path, len(shards), told["published"]["revision"])
+    for command in (("report", "dataset"), ("card", "dataset", "--preview", "3")):
+        assert eaglehs(*command, cwd=tmp_path, **environment).returncode == 0
     hub.stop()
+
+
+def _assert_all_say_where_the_shards_are(folder: Path, num_shards: int, revision: str) -> None:
+    """Look at a dataset whose shards are all on the Hub, without asking it."""
+    address = f"hf://datasets/{REPO}@{revision}"
+    verified = eaglehs("verify", "dataset", cwd=folder)
+    assert verified.returncode == 0, verified.stderr
+    assert f"{num_shards} shards that are only on the Hub" in verified.stdout
+    assert f"check them with: eaglehs verify {address}" in verified.stdout
+    assert f"on the Hub    {address}: data/train-00000.tar and " in eaglehs("inspect", "dataset", cwd=folder).stdout
 
 
 @pytest.mark.parametrize(

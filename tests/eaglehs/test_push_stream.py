@@ -1,6 +1,7 @@
 """Shards that go to the Hub while the run goes on: each is sent once and computed once, whatever fails or stops."""
 
 import asyncio
+import shutil
 import threading
 import time
 from collections import Counter
@@ -12,8 +13,13 @@ from pathlib import Path
 import pytest
 from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.hub_errors import HubError
+from eaglehs.builder.inspect import inspect_path
+from eaglehs.builder.preview import PreviewSettings, write_preview
 from eaglehs.builder.publish_stream import LostShardError
-from eaglehs.builder.pushed_shards import PushedShards
+from eaglehs.builder.pushed_shards import PushedShards, ShardsOnHubError
+from eaglehs.builder.statistics import MeasureSettings, measure_dataset
+from eaglehs.builder.stored_samples import open_stored
+from eaglehs.builder.stream import stream
 from eaglehs.builder.verify import verify_dataset, verify_run
 from eaglehs.cards.write import write_card
 from eaglehs.extraction import client as client_module
@@ -31,7 +37,7 @@ from eaglehs.packing_keeper import PackOptions, open_packing
 from eaglehs.push_stream import PushOptions, open_push
 from tests.factories.extractions import LAYOUT, extract_one_step, record_of
 from tests.factories.prompts import make_prompt
-from tests.factories.published import REPO, TOKENS, Pusher, by_lfs
+from tests.factories.published import REPO, TOKENS, Pusher, by_lfs, use_hub
 from tests.fakes.engine import FakeEngine
 from tests.fakes.hub import HubServer, start_hub
 
@@ -155,7 +161,8 @@ def test_shards_are_sent_deleted_and_shown_whole_at_the_end(runner):
     assert runner.local == set()
     report = verify_dataset(runner.dataset.root)
     assert report.faults == ()
-    assert report.only_remote == tuple(f"{REPO}: {entry.name}" for entry in manifest.shards)
+    address = f"hf://datasets/{REPO}@{published.revision}"
+    assert report.only_remote == tuple(f"{address}: {entry.name}" for entry in manifest.shards)
     run_report = verify_run(runner.folder / "run")
     assert (run_report.faults, len(run_report.only_remote)) == ((), len(manifest.shards))
     again = runner.start()
@@ -201,6 +208,19 @@ def test_a_run_that_stops_goes_on_with_nothing_sent_or_computed_twice(runner, di
     runner.assert_whole()
 
 
+def test_a_shard_that_was_filled_when_the_run_died_is_sent_and_deleted_as_all_others(runner, monkeypatch):
+    def die(*_):
+        raise EngineError("gone")
+
+    with monkeypatch.context() as killed, pytest.raises(EngineError, match="gone"):
+        killed.setattr("eaglehs.builder.one_step.make_shard", die)
+        runner.start()
+    assert not any(path.suffix == ".tar" for path in runner.dataset.data.iterdir())
+    runner.start()
+    assert runner.local == set()
+    runner.assert_whole()
+
+
 def test_a_hub_that_is_down_for_a_while_is_waited_for(runner):
     def fail_now(prompt, number, answer):
         down(runner.hub, times=20)
@@ -230,6 +250,58 @@ def test_a_hub_that_stays_down_loses_no_sample(runner):
     runner.start()
     assert not runner.engine.asked
     runner.assert_whole()
+
+
+def test_a_stream_of_shards_that_are_only_on_the_hub_is_told_where_and_how_to_go_on(runner):
+    published = runner.start()
+    address = f"hf://datasets/{REPO}@{published.revision}"
+    with pytest.raises(ShardsOnHubError) as told:
+        stream(runner.dataset.root)
+    assert f"{address}: data/train-00000.tar and" in told.value.what
+    assert f"Stream, verify or inspect it there: {address}." in told.value.mend
+    assert f"hf download {REPO} --repo-type dataset --revision {published.revision} " in told.value.mend
+    assert inspect_path(runner.dataset.root).on_hub.startswith(f"{address}: data/train-00000.tar and")
+
+
+def looked_at(folder: Path) -> list[object]:
+    """Return what report, preview and `verify --model` see of a dataset."""
+    measured = measure_dataset(folder, MeasureSettings(num_excerpts=3))
+    preview = write_preview(folder, PreviewSettings(num_samples=9))
+    with open_stored(folder) as stored:
+        read = [stored.read(sample.key, 7) for sample in stored.listed[::7]]
+    rows = [[part.tolist() for part in (found.input_ids, found.last_final, *found.states.values())] for found in read]
+    return [measured, preview, rows]
+
+
+def test_what_looks_at_a_few_samples_reads_them_on_the_hub_and_sees_the_same(runner, monkeypatch):
+    runner.start()
+    use_hub(monkeypatch, runner.hub)
+    runner.assert_whole()
+    runner.hub.log.clear()
+    seen = looked_at(runner.dataset.root)
+    assert seen == looked_at(runner.folder / "plain")
+    assert any("/resolve/" in request["path"] and ".tar" in request["path"] for request in runner.hub.log)
+    assert runner.local == set()  # and nothing of them is kept here
+    shutil.copytree(runner.folder / "plain" / "data", runner.dataset.data, dirs_exist_ok=True)
+    assert len(list(stream(runner.dataset.root))) == len(PROMPTS)  # brought back
+    assert inspect_path(runner.dataset.root).on_hub == ""
+
+
+def test_shards_whose_push_has_not_ended_are_told_with_what_ends_it(runner):
+    def fail_now(prompt, number, answer):
+        wait_for(lambda: PushedShards(runner.dataset).note("data/train-00000.tar"))
+        down(runner.hub)
+        return answer
+
+    runner.engine.faults = {PROMPTS[30].key: fail_now}
+    with pytest.raises(HubError):
+        runner.start()
+    with pytest.raises(ShardsOnHubError, match=rf"{REPO}: data/train-00000.tar.*run the same `eaglehs extract --push`"):
+        stream(runner.dataset.root)
+    assert verify_dataset(runner.dataset.root).only_remote[0] == f"{REPO}: data/train-00000.tar"
+    runner.hub.faults.clear()
+    revision = runner.start().revision
+    assert verify_dataset(runner.dataset.root).only_remote[0].startswith(f"hf://datasets/{REPO}@{revision}: ")
 
 
 @pytest.fixture

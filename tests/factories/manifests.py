@@ -8,6 +8,11 @@ from typing import Any
 from eaglehs.schemas.manifest import Manifest, ShardEntry, Totals
 from eaglehs.schemas.run import EngineFacts, ModelFacts, PromptFacts
 
+SERVER_OPTIONS = (
+    *("--model-path", "/models/kimi", "--revision", "0123456", "--host", "127.0.0.1", "--port", "31000"),
+    *("--disable-radix-cache", "--tp-size", "8", "--chat-template=/home/me/kimi.jinja", "--mem-fraction-static", "0.9"),
+)
+
 
 def make_manifest(**changes: Any) -> Manifest:
     """Return a manifest of 3 samples and 42 tokens in two shards; `changes` replace fields."""
@@ -35,7 +40,7 @@ def make_manifest(**changes: Any) -> Manifest:
     engine = EngineFacts(
         name="sglang",
         versions={"torch": "2.9.1", "sglang": "0.5.14"},
-        command=("python", "-m", "sglang.launch_server"),
+        command=("python", "-m", "sglang.launch_server", *SERVER_OPTIONS),
         environment={"NCCL_DEBUG": "WARN"},
         device="8 x NVIDIA H200",
     )

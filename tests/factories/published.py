@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from eaglehs.builder.hub_client import HubClient
 from eaglehs.builder.hub_retry import RetryPolicy
 from eaglehs.builder.publish import PublishResult, publish
@@ -60,6 +61,18 @@ def by_lfs():
         yield
     finally:
         constants.HF_HUB_DISABLE_XET = was
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, hub: HubServer, token: str = WRITER) -> None:
+    """Let this process have only this Hub: huggingface_hub reads its variables once, when it is imported."""
+    monkeypatch.setenv("HF_TOKEN", token)
+    known = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+    }
+    for name, value in known.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
 
 
 def hub_environment(hub: HubServer, home: Path, *, xet: bool, token: str = WRITER) -> dict[str, str]:
