@@ -18,7 +18,8 @@ import torch
 from ..schemas.index import IndexRow
 from .arena import Arena
 from .file_map import map_populate
-from .sample_map import check_shared_memory, map_block
+from .lent_maps import LentMaps
+from .sample_map import check_shared_memory
 from .sample_reads import SampleReads, Span, plan_reads
 from .shard_source import ShardReader
 
@@ -63,15 +64,20 @@ class Loader(Protocol):
         """Check the block once all tasks are done."""
         ...
 
+    def close(self) -> None:
+        """Give up what waits for a next sample; blocks that are held stay valid."""
+        ...
+
 
 class MappedLoader:
-    """Views of local shards. Pages are made present by another thread, so that the loop meets no page fault."""
+    """Views of local shards; other threads make their pages present and unmap them, the loop does neither."""
 
     shares_storage = False
 
     def __init__(self, reader: ShardReader, path_of: Callable[[IndexRow], Path], wanted: Wanted) -> None:
         """`path_of` gives the file of a row's shard."""
         self._reader = reader
+        self._maps = LentMaps()
         self._path_of = path_of
         self._wanted = wanted
         self.wake: SimpleQueue[None] = SimpleQueue()
@@ -84,7 +90,8 @@ class MappedLoader:
     def take(self, reads: SampleReads, *, must: bool) -> torch.Tensor | None:  # noqa: ARG002 - maps take no room
         """Return the mapped file."""
         self._reader.check_shard(reads.row.shard)
-        return map_block(self._path_of(reads.row), reads)
+        (span,) = reads.spans
+        return self._maps.take(self._path_of(reads.row), span.offset, span.length)
 
     def tasks(self, reads: SampleReads, block: torch.Tensor) -> Sequence[Task]:
         """Return one task that makes the pages of the wanted rows present."""
@@ -94,6 +101,10 @@ class MappedLoader:
         """Hold whole arrays against the index, if that is asked for."""
         if self._wanted.verify:
             reads.check(block, str(self._path_of(reads.row)))
+
+    def close(self) -> None:
+        """End the thread that unmaps."""
+        self._maps.close()
 
     def _populate(self, reads: SampleReads, block: torch.Tensor) -> None:
         path = self._path_of(reads.row)
@@ -138,6 +149,9 @@ class StagedLoader:
         """Hold whole arrays against the index, if that is asked for."""
         if self._wanted.verify:
             reads.check(block, self._reader.name_of(reads.row.shard))
+
+    def close(self) -> None:
+        """Do nothing: memory comes back by itself."""
 
     def _read(self, shard: str, piece: Span, block: torch.Tensor) -> None:
         view = block[piece.start : piece.start + piece.length].numpy().data

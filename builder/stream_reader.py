@@ -7,6 +7,7 @@ block of its own, since it leaves the process.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from ..schemas.errors import UsageError
@@ -55,10 +56,12 @@ class SampleReader:
             )
         reader = self._source.open(self._first_rows)
         try:
-            loader = self._loader(reader, is_worker=num_workers > 0)
             ahead = self._reading.prefetch_bytes // max(1, num_workers)
             threads = max(1, reader.threads // max(1, num_workers))
-            with Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher:
+            with (
+                closing(self._loader(reader, is_worker=num_workers > 0)) as loader,
+                Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher,
+            ):
                 samples: Iterable[DecodedSample] = ({"key": row.key, **tensors} for row, tensors in prefetcher)
                 yield from samples if device is None else on_device(samples, device)
         finally:
