@@ -85,9 +85,8 @@ def _local_folder(dataset: str | Path) -> Path:
     text = str(dataset)
     if "://" in text or _REPOSITORY.fullmatch(text):
         raise UsageError(
-            f"{text} is no local folder, and eaglehs.stream reads local datasets only",
-            mend=f"Use load_dataset({text!r}, split='train', streaming=True) of `datasets` with eaglehs.decode, "
-            "or bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
+            f"{text} is no local folder, and this needs one; only eaglehs.stream, verify and inspect read elsewhere",
+            mend="Bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
         )
     raise UsageError(f"{text} is no folder", mend="Give the folder that `eaglehs pack` wrote")
 
