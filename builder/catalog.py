@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
@@ -44,6 +44,9 @@ class Catalog:
     fingerprint: str
     """xxh3_128 of manifest.json: another packing of the same samples has another."""
 
+    written_at: Mapping[str, int] = field(default_factory=dict)
+    """When each local shard was last written to, in ns, as it was found at opening."""
+
     def shard_path(self, row: IndexRow) -> Path:
         """Return the file that holds a sample."""
         return self.folder.shard(row.shard)
@@ -62,11 +65,11 @@ def open_catalog(dataset: str | Path) -> Catalog:
     if not folder.manifest.is_file():
         raise _no_dataset(folder)
     manifest = read_record(Manifest, folder.manifest)
-    _check_shards(folder, manifest)
+    written_at = _check_shards(folder, manifest)
     rows = tuple(read_index(folder.index)) if folder.index.is_file() else _scanned(folder, manifest)
     check_rows(rows, manifest, str(folder.root))
     fingerprint = xxhash.xxh3_128_hexdigest(folder.manifest.read_bytes())
-    return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint)
+    return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint, written_at=written_at)
 
 
 def check_shard_is_its_own(path: Path, first: IndexRow) -> None:
@@ -100,14 +103,17 @@ def _no_dataset(folder: DatasetFolder) -> UsageError:
     )
 
 
-def _check_shards(folder: DatasetFolder, manifest: Manifest) -> None:
+def _check_shards(folder: DatasetFolder, manifest: Manifest) -> dict[str, int]:
+    """Hold the files against the manifest, and return when each was last written to."""
+    written_at = {}
     for entry in manifest.shards:
         path = folder.shard(entry.name)
         if not path.is_file():
             raise MissingShardError(
                 f"{path} is missing; the manifest lists {len(manifest.shards)} shards", mend="Copy it here again"
             )
-        size = path.stat().st_size
+        stat = path.stat()
+        size, written_at[entry.name] = stat.st_size, stat.st_mtime_ns
         if size != entry.size_bytes:
             raise DatasetMismatchError(
                 f"{path} has {size} bytes, the manifest says {entry.size_bytes}",
@@ -122,6 +128,7 @@ def _check_shards(folder: DatasetFolder, manifest: Manifest) -> None:
             why="Stock readers take every tar there and would mix in samples of another dataset",
             mend="Move it away",
         )
+    return written_at
 
 
 def _scanned(folder: DatasetFolder, manifest: Manifest) -> tuple[IndexRow, ...]:
