@@ -71,7 +71,7 @@ lint: $(VENV)/.ok
 	@for f in schemas extraction builder cards; do ln -sfn ../../../$$f build/typed/eaglehs/$$f; done
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p eaglehs
 
-bench: $(VENV)/.ok
+bench: $(VENV)/.bench
 	$(BIN)/python -m bench
 
 goldens: $(VENV)/.ok
@@ -81,6 +81,11 @@ $(VENV)/.ok: pyproject.toml constraints/light.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/light.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/light.txt -e '.[train,plots,dev]'
+	touch $@
+
+# The peers' requirements contradict ours, so pip must not look at them (constraints/bench.txt).
+$(VENV)/.bench: $(VENV)/.ok constraints/bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints/bench.txt
 	touch $@
 
 # A half-made environment must never look whole, so the mark comes last; a lock keeps two clones from making it at once.

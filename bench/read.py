@@ -4,7 +4,8 @@
 
 Every way ends with all arrays copied into one reused buffer, which is what a training step starts from; `in place` ways
 have the samples in reused memory and copy nothing more. `memcpy` copies tensors that are in memory already: the limit.
-Files are warm in the page cache. Peers read the same tensors in their own format.
+Files are warm in the page cache. Peers read the same tensors in their own format; litdata and MDS are there if they are
+installed: `pip install --no-deps -r constraints/bench.txt`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -27,7 +27,8 @@ from eaglehs.schemas.sizes import format_size, parse_size
 from safetensors.torch import load_file, save_file
 
 import eaglehs
-from bench.samples import make_dataset
+from bench.peers import open_peers
+from bench.samples import lengths_of, make_dataset
 from bench.table import measure, print_table, ratio_rows
 from tests.factories.datasets import SyntheticDataset
 
@@ -125,7 +126,7 @@ def ways_of(dataset: SyntheticDataset, root: Path, buffer: Buffer) -> dict[str, 
     opened = {mode: eaglehs.stream(dataset.root, staging=mode, prefetch_bytes="500MB") for mode in ("map", "arena")}
     checked = eaglehs.stream(dataset.root, verify=True)
     as_datasets = opened["map"].to_datasets()
-    return {
+    ways = {
         "memcpy": memcpy(dataset, buffer),
         "plain read of the shards": lambda: plain_read(dataset.shards, buffer),
         "eaglehs.stream (default: map)": drained(lambda: opened["map"], buffer),
@@ -140,6 +141,7 @@ def ways_of(dataset: SyntheticDataset, root: Path, buffer: Buffer) -> dict[str, 
         "stock datasets, our shards": drained(stock, buffer),
         "webdataset, our shards": drained(web, buffer),
     }
+    return ways | {name: drained(samples, buffer) for name, samples in open_peers(root).items()}
 
 
 def main() -> None:
@@ -147,9 +149,6 @@ def main() -> None:
     parser.add_argument("--size", default="1GB")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--litdata-python", help="a Python that has litdata and torch: measured in a process of its own"
-    )
     options = parser.parse_args()
     root = options.folder or Path(tempfile.mkdtemp(prefix="eaglehs-bench-"))
     try:
@@ -162,7 +161,7 @@ def main() -> None:
 
 def run(root: Path, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    dataset = make_dataset(root, parse_size(options.size))
+    dataset = make_dataset(root, lengths_of(parse_size(options.size)))
     write_peers(dataset, root)
     longest = max(prompt.num_tokens for prompt in dataset.run.prompts)
     buffer = Buffer(longest * 4 * 2 * 7168 + 2**24)
@@ -171,8 +170,6 @@ def run(root: Path, options: argparse.Namespace) -> None:
     title = f"Read {size} of {len(dataset.run.prompts)} samples into a training buffer, {options.rounds} rounds"
     columns = ("way", "GB/s", "of memcpy", "spread", "CPU s/GB")
     print_table(title, columns, ratio_rows(measured, "memcpy"))
-    if options.litdata_python:
-        subprocess.run([options.litdata_python, "-m", "bench.read_litdata", str(root), str(options.rounds)], check=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from eaglehs.builder.stream import HiddenStateStream
 from eaglehs.schemas.sizes import format_size, parse_size
 
 import eaglehs
-from bench.samples import make_dataset
+from bench.samples import lengths_of, make_dataset
 from bench.table import measure, print_table, ratio_rows
 from tests.factories.datasets import SyntheticDataset
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="eaglehs-bench-") as name:
-        dataset = make_dataset(Path(name), parse_size(options.size))
+        dataset = make_dataset(Path(name), lengths_of(parse_size(options.size)))
         size = format_size(dataset.manifest.totals.size_bytes)
         own, other = multiprocessing.Pipe()
         place = (dataset.root, parse_size(options.rate), options.latency_ms / 1000, other)

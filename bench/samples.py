@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +42,8 @@ def make_dumped_run(root: Path, total_bytes: int) -> SyntheticRun:
     return run
 
 
-def make_dataset(root: Path, total_bytes: int) -> SyntheticDataset:
-    """Pack a dataset of about `total_bytes` in `root`/dataset, shards of 2 GB at most, unless it is there."""
-    lengths = lengths_of(total_bytes)
+def make_dataset(root: Path, lengths: Sequence[int]) -> SyntheticDataset:
+    """Pack a dataset of samples of so many tokens in `root`/dataset, shards of 2 GB at most, unless it is there."""
     prompts = [make_prompt(f"p{number}", length) for number, length in enumerate(lengths)]
     run = start_run(root / "run", prompts, layers=LAYERS, hidden_size=HIDDEN_SIZE)
     run.next_tokens = dict.fromkeys((prompt.key for prompt in prompts), 1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
@@ -45,6 +45,9 @@ class Catalog:
     fingerprint: str
     """xxh3_128 of manifest.json: another packing of the same samples has another."""
 
+    written_at: Mapping[str, int] = field(default_factory=dict)
+    """When each local shard was last written to, in ns, as it was found at opening."""
+
     def shard_path(self, row: IndexRow) -> Path:
         """Return the file that holds a sample."""
         return self.folder.shard(row.shard)
@@ -66,11 +69,11 @@ def open_catalog(dataset: str | Path, *, takes_remote: bool = False) -> Catalog:
     if not folder.manifest.is_file():
         raise _no_dataset(folder)
     manifest = read_record(Manifest, folder.manifest)
-    _check_shards(folder, manifest, takes_remote=takes_remote and folder.index.is_file())
+    written_at = _check_shards(folder, manifest, takes_remote=takes_remote and folder.index.is_file())
     rows = tuple(read_index(folder.index)) if folder.index.is_file() else _scanned(folder, manifest)
     check_rows(rows, manifest, str(folder.root))
     fingerprint = xxhash.xxh3_128_hexdigest(folder.manifest.read_bytes())
-    return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint)
+    return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint, written_at=written_at)
 
 
 def check_shard_is_its_own(path: Path, first: IndexRow) -> None:
@@ -89,7 +92,7 @@ def _local_folder(dataset: str | Path) -> Path:
     text = str(dataset)
     if "://" in text or _REPOSITORY.fullmatch(text):
         raise UsageError(
-            f"{text} is no local folder, and this reads local datasets only",
+            f"{text} is no local folder, and this needs one; only eaglehs.stream, verify and inspect read elsewhere",
             mend="Bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",
         )
     raise UsageError(f"{text} is no folder", mend="Give the folder that `eaglehs pack` wrote")
@@ -104,12 +107,14 @@ def _no_dataset(folder: DatasetFolder) -> UsageError:
     )
 
 
-def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bool) -> None:
+def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bool) -> dict[str, int]:
+    """Hold the files against the manifest, and return when each was last written to."""
     pushed = PushedShards(folder)
     remote = pushed.all_remote(manifest.shards)
     if remote and not (takes_remote and pushed.address(remote[0].repo)):
         raise pushed.error(remote)
     away = {note.name for note in remote}
+    written_at = {}
     for entry in manifest.shards:
         if entry.name in away:
             continue
@@ -118,7 +123,8 @@ def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bo
             raise MissingShardError(
                 f"{path} is missing; the manifest lists {len(manifest.shards)} shards", mend="Copy it here again"
             )
-        size = path.stat().st_size
+        stat = path.stat()
+        size, written_at[entry.name] = stat.st_size, stat.st_mtime_ns
         if size != entry.size_bytes:
             raise DatasetMismatchError(
                 f"{path} has {size} bytes, the manifest says {entry.size_bytes}",
@@ -133,6 +139,7 @@ def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bo
             why="Stock readers take every tar there and would mix in samples of another dataset",
             mend="Move it away",
         )
+    return written_at
 
 
 def _scanned(folder: DatasetFolder, manifest: Manifest) -> tuple[IndexRow, ...]:

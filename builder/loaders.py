@@ -1,7 +1,7 @@
 """How a sample's bytes come into memory: three ways behind one face, for builder/prefetch.py to drive.
 
 MappedLoader    views of the local file, its pages made present ahead of the loop: no copy at all
-StagedLoader    ranges of any source, read into an arena, into pinned memory or into memory of their own
+StagedLoader    ranges of any source, read into an arena or into pinned memory
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 from ..schemas.index import IndexRow
 from .arena import Arena
 from .file_map import map_populate
-from .sample_map import check_shared_memory, map_block
+from .lent_maps import LentMaps
+from .sample_map import check_shared_memory
 from .sample_reads import SampleReads, Span, plan_reads
-from .shard_source import ShardReader
+from .shard_source import LocalReader, ShardReader
 
-Memory = Literal["arena", "pinned", "own", "shared"]
-"""Where staged blocks lie: reused memory; torch's pinned memory; memory of their own; the same, to leave a worker."""
+Memory = Literal["arena", "pinned", "shared"]
+"""Where staged blocks lie: reused memory; torch's pinned memory; reused memory that is to leave a worker."""
 
 Task = Callable[[], None]
 
@@ -63,15 +64,20 @@ class Loader(Protocol):
         """Check the block once all tasks are done."""
         ...
 
+    def close(self) -> None:
+        """Give up what waits for a next sample; blocks that are held stay valid."""
+        ...
+
 
 class MappedLoader:
-    """Views of local shards. Pages are made present by another thread, so that the loop meets no page fault."""
+    """Views of local shards; other threads make their pages present and unmap them, the loop does neither."""
 
     shares_storage = False
 
-    def __init__(self, reader: ShardReader, path_of: Callable[[IndexRow], Path], wanted: Wanted) -> None:
+    def __init__(self, reader: LocalReader, path_of: Callable[[IndexRow], Path], wanted: Wanted) -> None:
         """`path_of` gives the file of a row's shard."""
         self._reader = reader
+        self._maps = LentMaps()
         self._path_of = path_of
         self._wanted = wanted
         self.wake: SimpleQueue[None] = SimpleQueue()
@@ -84,7 +90,10 @@ class MappedLoader:
     def take(self, reads: SampleReads, *, must: bool) -> torch.Tensor | None:  # noqa: ARG002 - maps take no room
         """Return the mapped file."""
         self._reader.check_shard(reads.row.shard)
-        return map_block(self._path_of(reads.row), reads)
+        (span,) = reads.spans
+        block = self._maps.take(self._path_of(reads.row), span.offset, span.length)
+        self._reader.check_mapped(reads.row.shard)  # after it is mapped: what is exchanged later is not what is seen
+        return block
 
     def tasks(self, reads: SampleReads, block: torch.Tensor) -> Sequence[Task]:
         """Return one task that makes the pages of the wanted rows present."""
@@ -94,6 +103,10 @@ class MappedLoader:
         """Hold whole arrays against the index, if that is asked for."""
         if self._wanted.verify:
             reads.check(block, str(self._path_of(reads.row)))
+
+    def close(self) -> None:
+        """End the thread that unmaps."""
+        self._maps.close()
 
     def _populate(self, reads: SampleReads, block: torch.Tensor) -> None:
         path = self._path_of(reads.row)
@@ -105,7 +118,7 @@ class StagedLoader:
     """Ranges read by `ShardReader.read_into`, several at once where the source is far away."""
 
     def __init__(self, reader: ShardReader, wanted: Wanted, memory: Memory, arena: Arena | None = None) -> None:
-        """`arena` is what `memory="arena"` reads into."""
+        """`arena` is what is read into, but for pinned memory, which torch reuses itself; None: each block is new memory."""
         self._reader = reader
         self._wanted = wanted
         self._memory = memory
@@ -119,12 +132,12 @@ class StagedLoader:
 
     def take(self, reads: SampleReads, *, must: bool) -> torch.Tensor | None:
         """Return a block of the arena, or of its own where the loop itself holds what fills the arena."""
+        if self._memory == "shared":
+            check_shared_memory(reads.block_bytes)
         if self._arena is not None:
             block = self._arena.take(reads.block_bytes)
             if block is not None or not must:
                 return block
-        if self._memory == "shared":
-            check_shared_memory(reads.block_bytes)
         return torch.empty(reads.block_bytes, dtype=torch.uint8, pin_memory=self._memory == "pinned")
 
     def tasks(self, reads: SampleReads, block: torch.Tensor) -> Sequence[Task]:
@@ -138,6 +151,9 @@ class StagedLoader:
         """Hold whole arrays against the index, if that is asked for."""
         if self._wanted.verify:
             reads.check(block, self._reader.name_of(reads.row.shard))
+
+    def close(self) -> None:
+        """Do nothing: memory comes back by itself."""
 
     def _read(self, shard: str, piece: Span, block: torch.Tensor) -> None:
         view = block[piece.start : piece.start + piece.length].numpy().data

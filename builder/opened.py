@@ -49,7 +49,8 @@ def open_dataset(dataset: str | Path, options: RemoteOptions) -> OpenedDataset:
         if options.revision is not None:
             raise UsageError(f"revision {options.revision!r} of {text}, which is a local folder")
         catalog = open_catalog(dataset)
-        return OpenedDataset(catalog=catalog, source=LocalShards(root=catalog.folder.root), is_remote=False)
+        local = LocalShards(root=catalog.folder.root, written_at=catalog.written_at)
+        return OpenedDataset(catalog=catalog, source=local, is_remote=False)
     from .remote_dataset import open_remote  # clients of servers are loaded where one is read
 
     catalog, source = open_remote(text, options)

@@ -22,7 +22,7 @@ from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sizes import format_size
 from .file_map import check_holds, map_range, open_to_read
-from .sample_reads import SampleReads, Span, plan_reads
+from .sample_reads import Span, plan_reads
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch's workers put tensors; nothing is written there by us
 
@@ -54,14 +54,9 @@ def map_sample(
         StorageError: it can't be opened or mapped.
     """
     reads = plan_reads(row, arrays, max_tokens, gap_bytes=row.arrays[arrays[-1]].offset)
-    return reads.tensors(map_block(path, reads))
-
-
-def map_block(path: Path, reads: SampleReads) -> torch.Tensor:
-    """Return the block of `reads`, planned as a single span, as a view of the file, uint8; errors as `map_sample`."""
     (span,) = reads.spans
     memory, shift = map_range(path, span.offset, span.length)
-    return torch.frombuffer(memory, dtype=torch.uint8, count=span.length, offset=shift)
+    return reads.tensors(torch.frombuffer(memory, dtype=torch.uint8, count=span.length, offset=shift))
 
 
 def read_sample(

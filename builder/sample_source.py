@@ -38,7 +38,7 @@ class SampleSource:
         remote = pushed.all_remote(catalog.manifest.shards)
         self._away = {note.name for note in remote}
         first_rows = {row.shard: row for row in reversed(catalog.rows)}
-        self._near: ShardReader = LocalShards(root=catalog.folder.root).open(first_rows)
+        self._near: ShardReader = LocalShards(root=catalog.folder.root, written_at=catalog.written_at).open(first_rows)
         self._far: ShardReader | None = None
         if remote:
             from .remote_dataset import open_remote  # clients of servers are loaded where one is read
@@ -70,7 +70,7 @@ class SampleSource:
 
 
 def _fetched(reader: ShardReader, row: IndexRow, wanted: Wanted) -> dict[str, Tensor]:
-    loader = StagedLoader(reader, wanted, "own")
+    loader = StagedLoader(reader, wanted, "arena")  # without one: memory of its own
     reads = loader.plan(row)
     block = loader.take(reads, must=True)
     assert block is not None  # it must

@@ -20,7 +20,7 @@ from ..schemas.atomic import staged
 from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from .remote_shards import RemoteReader, RemoteShards
-from .shard_source import DatasetMismatchError, LocalReader
+from .shard_source import DatasetMismatchError, LocalShards
 
 _PIECE_BYTES = 8 * 1024 * 1024
 
@@ -49,7 +49,7 @@ class CachedReader:
         """Fetch nothing yet."""
         self._cached = cached
         self._remote: RemoteReader = cached.shards.open(first_rows)
-        self._local = LocalReader(cached.folder, first_rows)
+        self._local = LocalShards(root=cached.folder, written_at={}).open(first_rows)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def name_of(self, shard: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..schemas.errors import DataError
+from ..schemas.errors import DataError, StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sample import SampleMeta
 from .file_map import check_holds, open_to_read
@@ -101,9 +101,12 @@ class LocalShards:
 
     root: Path
 
+    written_at: Mapping[str, int]
+    """When each shard was last written to, in ns, as the dataset was opened; one that is not in it may change."""
+
     def open(self, first_rows: Mapping[str, IndexRow]) -> LocalReader:
         """Return a reader of the folder."""
-        return LocalReader(self.root, first_rows)
+        return LocalReader(self, first_rows)
 
 
 class LocalReader:
@@ -113,9 +116,10 @@ class LocalReader:
     range_bytes = 64 * 1024 * 1024
     threads = 2
 
-    def __init__(self, root: Path, first_rows: Mapping[str, IndexRow]) -> None:
+    def __init__(self, source: LocalShards, first_rows: Mapping[str, IndexRow]) -> None:
         """Keep no file open: opening one costs a few microseconds."""
-        self._root = root
+        self._root = source.root
+        self._written_at = source.written_at
         self._shards = SeenShards(first_rows)
 
     def name_of(self, shard: str) -> str:
@@ -128,11 +132,13 @@ class LocalReader:
         Raises:
             ShardCutError: the file ends before it.
             StorageError: the file can't be opened.
+            DatasetMismatchError: it was written again since the dataset was opened.
         """
         path = self._root / shard
         handle = open_to_read(path)
         try:
             check_holds(handle, path, offset + len(target))
+            self._check_is_as_opened(shard, os.fstat(handle))
             while target:
                 done = os.preadv(handle, [target], offset)
                 assert done, "the file was longer a moment ago"
@@ -145,6 +151,22 @@ class LocalReader:
         expected = self._shards.expected(shard)
         if expected is not None:
             check_first_sample(first_meta(self._root / shard), expected, self.name_of(shard))
+
+    def check_mapped(self, shard: str) -> None:
+        """Refuse a shard that was written again before it was mapped just now; errors as `read_into`."""
+        path = self._root / shard
+        try:
+            self._check_is_as_opened(shard, path.stat())
+        except OSError as fault:
+            raise StorageError(f"{path} can't be opened: {fault.strerror}") from None
+
+    def _check_is_as_opened(self, shard: str, found: os.stat_result) -> None:
+        if found.st_mtime_ns != self._written_at.get(shard, found.st_mtime_ns):
+            raise DatasetMismatchError(
+                f"{self._root / shard} was written again after the dataset was opened",
+                why="Another pack into the folder, or a copy over it: the index that was read may be of other bytes",
+                mend="Open the stream again when that has ended",
+            )
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

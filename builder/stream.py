@@ -139,7 +139,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         """Yield this rank's samples of the epoch, in a DataLoader worker every num_workers-th of them.
 
         Raises:
-            DatasetMismatchError: a shard was exchanged for one of another packing.
+            DatasetMismatchError: a shard is of another packing, or was written again after the stream was opened.
             ShardCutError: a shard was cut since the stream was opened.
             FlippedBitsError: an array does not have its checksum, where `verify` is on.
             StorageError: a shard can't be opened or a server does not answer; or the workers' shared memory is too

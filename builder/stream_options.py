@@ -82,7 +82,7 @@ def choose_reading(
         raise UsageError(f"staging is {staging!r}", mend="Give 'auto', 'map', 'arena' or 'pinned'")
     target = None if device is None else torch.device(device)  # type: ignore[call-overload]  # torch checks it
     if staging == "map" and is_remote:
-        raise UsageError("a remote dataset can't be mapped", mend="Leave staging out, or give cache_dir as well")
+        raise UsageError("a remote dataset can't be mapped", mend="Leave staging out")
     if staging == "pinned" and not torch.cuda.is_available():
         raise UsageError("staging='pinned' needs a GPU, and torch sees none", mend="Leave staging out")
     if staging == "auto":

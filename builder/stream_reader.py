@@ -1,12 +1,13 @@
 """One pass over samples of a stream: source, loader and threads put together as the options and the process ask.
 
-In the training process samples are views of mapped files or of reused memory. In a DataLoader worker each sample is a
-block of its own, since it leaves the process.
+In the training process samples are views of mapped files or of reused memory. In a DataLoader worker they are views of
+reused memory too, which torch copies to shared memory on their way out and gives back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from ..schemas.errors import UsageError
@@ -18,7 +19,7 @@ from .loaders import Loader, MappedLoader, Memory, StagedLoader, Wanted
 from .opened import OpenedDataset
 from .prefetch import Prefetcher
 from .sample_reads import plan_reads
-from .shard_source import ShardReader
+from .shard_source import LocalReader, ShardReader
 from .stream_options import Reading, Selection
 
 
@@ -55,31 +56,36 @@ class SampleReader:
             )
         reader = self._source.open(self._first_rows)
         try:
-            loader = self._loader(reader, is_worker=num_workers > 0)
             ahead = self._reading.prefetch_bytes // max(1, num_workers)
             threads = max(1, reader.threads // max(1, num_workers))
-            with Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher:
+            with (
+                closing(self._loader(reader, num_workers)) as loader,
+                Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher,
+            ):
                 samples: Iterable[DecodedSample] = ({"key": row.key, **tensors} for row, tensors in prefetcher)
                 yield from samples if device is None else on_device(samples, device)
         finally:
             reader.close()
 
-    def _loader(self, reader: ShardReader, *, is_worker: bool) -> Loader:
+    def _loader(self, reader: ShardReader, num_workers: int) -> Loader:
         staging = self._reading.staging
-        if is_worker:
-            return StagedLoader(reader, self._wanted, "shared")
+        if num_workers:  # an arena of the pass: one of the stream may be a fork of one that other threads were using
+            return StagedLoader(reader, self._wanted, "shared", self._new_arena(num_workers))
         if staging == "map":
+            assert isinstance(reader, LocalReader), "mapping what is remote is refused when the stream is opened"
             return MappedLoader(reader, self._path_of, self._wanted)
         memory: Memory = "pinned" if staging == "pinned" else "arena"
         return StagedLoader(reader, self._wanted, memory, self._own_arena() if memory == "arena" else None)
 
     def _own_arena(self) -> Arena:
-        if self._arena is None:
-            largest = max(self._catalog.rows, key=lambda row: row.num_tokens)
-            reads = plan_reads(largest, self._wanted.arrays, self._wanted.max_tokens)
-            # one with the loop and one being read, however large
-            self._arena = Arena(max(self._reading.prefetch_bytes, 2 * reads.block_bytes + 2**20))
+        self._arena = self._arena or self._new_arena(1)
         return self._arena
+
+    def _new_arena(self, num_processes: int) -> Arena:
+        largest = max(self._catalog.rows, key=lambda row: row.num_tokens)
+        reads = plan_reads(largest, self._wanted.arrays, self._wanted.max_tokens)
+        # one with the loop and one being read, however large
+        return Arena(max(self._reading.prefetch_bytes // num_processes, 2 * reads.block_bytes + 2**20))
 
     def _path_of(self, row: IndexRow) -> Path:
         return self._catalog.shard_path(row)
