@@ -118,7 +118,7 @@ class StagedLoader:
     """Ranges read by `ShardReader.read_into`, several at once where the source is far away."""
 
     def __init__(self, reader: ShardReader, wanted: Wanted, memory: Memory, arena: Arena | None = None) -> None:
-        """`arena` is what is read into, but for pinned memory, which torch reuses itself; None: each block is new memory."""
+        """`arena` is read into; without one each block is new memory, which torch reuses itself where it is pinned."""
         self._reader = reader
         self._wanted = wanted
         self._memory = memory
