@@ -15,6 +15,7 @@ from ..schemas.ledger import LedgerEntry
 from ..schemas.manifest import MANIFEST_FILENAME, DatasetFolder, Manifest
 from ..schemas.run import RUN_FILENAME, ModelFacts
 from ..schemas.sample import DumpRef
+from ..schemas.states import Codec
 from .index_store import read_index
 from .run_reader import Run, failures_by_class, open_run
 
@@ -68,6 +69,9 @@ class Overview:
     state_norms: dict[str, float]
     lengths: Lengths | None
     """None where no sample is finished."""
+
+    codec: Codec = Codec.PLAIN
+    """How a dataset's states are stored; a run's are always plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,7 @@ def inspect_path(path: Path) -> Overview:
         skipped=manifest.prompts.skipped,
         state_norms=manifest.state_norms,
         lengths=_lengths(lengths),
+        codec=manifest.codec,
     )
 
 

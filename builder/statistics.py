@@ -1,7 +1,7 @@
 """Measures a dataset in one pass: each array that is looked at is read once, in blocks of rows.
 
     index             every sample's length and mask share                        histograms
-    evenly spaced     states of some samples, memory-mapped, block by block       builder/state_statistics
+    evenly spaced     states of some samples, mapped or decoded, block by block       builder/state_statistics
     first of these    ids, mask and norms of their first rows                     excerpts, for the report's browser
 
 Memory: the index, a block of rows of each state, and sums as wide as the model.
@@ -23,7 +23,7 @@ from ..schemas.progress import Progress, Silent
 from ..schemas.states import INPUT_IDS, LOSS_MASK, state_names
 from ..schemas.statistics import DatasetStatistics, Histogram, SampleExcerpt, shards_fingerprint
 from .catalog import Catalog, check_shard_is_its_own, open_catalog
-from .sample_map import map_sample
+from .sample_map import SampleRows, map_sample
 from .state_statistics import CosineTally, StateTally
 
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -113,16 +113,10 @@ class _Pass:
         if row.shard not in self._checked:
             check_shard_is_its_own(path, self._first_rows[row.shard])
             self._checked.add(row.shard)
-        arrays = map_sample(path, row, (INPUT_IDS, LOSS_MASK, *self._names))
+        arrays = map_sample(path, row, (INPUT_IDS, LOSS_MASK))
         norms: dict[str, list[float]] = {name: [] for name in self._names}
-        step = max(_BLOCK_BYTES // (4 * self._width), 1)
-        for start in range(0, row.num_tokens, step):
-            blocks = [arrays[name][start : start + step].to(torch.float32) for name in self._names]
-            found = [tally.update(row.key, start, block) for tally, block in zip(self.states, blocks, strict=True)]
-            for name, block_norms in zip(self._names, found, strict=True):
-                norms[name] += block_norms[: max(num_shown - start, 0)].tolist()
-            for pair, both, both_norms in zip(self.pairs, pairwise(blocks), pairwise(found), strict=True):
-                pair.update(*both, *both_norms)
+        with SampleRows(path, row, self._names) as sample:
+            self._take_states(row, sample, norms, num_shown)
         return SampleExcerpt(
             key=row.key,
             id=row.id,
@@ -132,6 +126,18 @@ class _Pass:
             loss_mask=tuple(arrays[LOSS_MASK][:num_shown].tolist()),
             norms={name: tuple(values) for name, values in norms.items()},
         )
+
+    def _take_states(self, row: IndexRow, sample: SampleRows, norms: dict[str, list[float]], num_shown: int) -> None:
+        """Look at all states of a sample; add the norms of its first `num_shown` rows to `norms`."""
+        step = max(_BLOCK_BYTES // (4 * self._width), 1)
+        for start in range(0, row.num_tokens, step):
+            end = min(start + step, row.num_tokens)
+            blocks = [sample.rows(name, start, end).to(torch.float32) for name in self._names]
+            found = [tally.update(row.key, start, block) for tally, block in zip(self.states, blocks, strict=True)]
+            for name, block_norms in zip(self._names, found, strict=True):
+                norms[name] += block_norms[: max(num_shown - start, 0)].tolist()
+            for pair, both, both_norms in zip(self.pairs, pairwise(blocks), pairwise(found), strict=True):
+                pair.update(*both, *both_norms)
 
 
 @contextmanager

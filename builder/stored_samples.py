@@ -28,7 +28,7 @@ from ..schemas.states import FINAL, INPUT_IDS, state_names
 from .catalog import Catalog, check_shard_is_its_own, open_catalog
 from .dump_reader import Dump, read_dump
 from .run_reader import Run, open_run
-from .sample_map import map_sample
+from .sample_map import SampleRows, map_sample
 
 _CANDIDATES = 16
 """Samples of a stretch that are drawn; every second stretch gives its shortest of these."""
@@ -139,8 +139,8 @@ class _StoredDataset:
         )
 
     def _last_final(self, path: Path, row: IndexRow) -> Tensor:
-        final_TH = map_sample(path, row, (FINAL,))[FINAL]  # mapped: only the row that is used is read
-        return final_TH[-1]
+        with SampleRows(path, row, (FINAL,)) as sample:  # only the row that is used is read, or its block
+            return sample.rows(FINAL, row.num_tokens - 1, row.num_tokens)[-1]
 
 
 class _StoredRun:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ..schemas.errors import UsageError
 from ..schemas.index import IndexRow
+from ..schemas.states import Codec
 from .arena import Arena
 from .decode import DecodedSample
 from .device_copy import on_device
 from .loaders import Loader, MappedLoader, Memory, StagedLoader, Wanted
 from .opened import OpenedDataset
+from .planes_read import decode_threads
 from .prefetch import Prefetcher
 from .sample_reads import plan_reads
 from .shard_source import ShardReader
@@ -57,7 +59,10 @@ class SampleReader:
         try:
             loader = self._loader(reader, is_worker=num_workers > 0)
             ahead = self._reading.prefetch_bytes // max(1, num_workers)
-            threads = max(1, reader.threads // max(1, num_workers))
+            threads = reader.threads
+            if self._catalog.manifest.codec is not Codec.PLAIN:
+                threads = max(threads, decode_threads())
+            threads = max(1, threads // max(1, num_workers))
             with Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher:
                 samples: Iterable[DecodedSample] = ({"key": row.key, **tensors} for row, tensors in prefetcher)
                 yield from samples if device is None else on_device(samples, device)
