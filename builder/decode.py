@@ -29,7 +29,8 @@ from ..schemas.states import (
     is_state_name,
     state_member,
 )
-from .planes_read import decode_member, decode_threads
+from .planes_read import decode_member
+from .worker_count import decode_threads
 
 DecodedSample = dict[str, Any]
 """`key` str, `input_ids` int32 [T], `loss_mask` uint8 [T], and each state, `layer_<k>` and `final`, bfloat16 [T, H]."""

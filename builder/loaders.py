@@ -130,7 +130,7 @@ class StagedLoader:
         return torch.empty(reads.block_bytes, dtype=torch.uint8, pin_memory=self._memory == "pinned")
 
     def tasks(self, reads: SampleReads, block: torch.Tensor) -> Sequence[Task]:
-        """Return a task a range, those that decode what is coded, and one that tells whether the shard is the dataset's where that is not known yet."""
+        """Return a task a range, those that decode, and one that tells whether the shard is the dataset's, once."""
         shard = reads.row.shard
         pieces = [piece for span in reads.spans for piece in span.pieces(self._reader.range_bytes)]
         tasks: list[Task] = [partial(self._read, shard, piece, block) for piece in pieces]

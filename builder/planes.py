@@ -42,7 +42,7 @@ def encode_rows(rows_NH: Rows) -> bytes | memoryview:
     np.right_shift(values, 8, out=planes[0], casting="unsafe")
     np.bitwise_and(values, 0xFF, out=planes[1], casting="unsafe")
     frame: bytes = _context("compressor", lambda: zstandard.ZstdCompressor(level=LEVEL)).compress(planes.data)
-    return frame if len(frame) < values.nbytes else memoryview(np.ascontiguousarray(rows_NH)).cast("B")
+    return frame if len(frame) < values.nbytes else np.ascontiguousarray(rows_NH).data.cast("B")
 
 
 def block_checksum(content: bytes | memoryview) -> int:
@@ -83,7 +83,7 @@ def _unpacked(frame: bytes | memoryview, size: int, where: str) -> npt.NDArray[n
         context = _context("decompressor", zstandard.ZstdDecompressor)
         with context.stream_reader(frame) as reader:
             count = 0
-            while count < size and (step := reader.readinto(memoryview(planes)[count:])):
+            while count < size and (step := reader.readinto(planes[count:].data)):
                 count += step
     except zstandard.ZstdError as fault:
         raise CodedBlockError(f"{where}: zstd can't read it ({fault})") from None

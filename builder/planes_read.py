@@ -9,7 +9,6 @@ Shape legend: T rows, H hidden width, N rows of a block.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from ..schemas.errors import DataError
 from ..schemas.index import ArrayPlace, IndexRow
@@ -28,9 +26,6 @@ from .tar_writer import write_all
 
 ReadInto = Callable[[int, memoryview], None]
 """Fills memory from an offset of the shard; raises what the source raises."""
-
-_MOST_THREADS = 8
-"""Beside a training loop; memory is the limit before processors are."""
 
 _RUN_BYTES = 8 * 1024 * 1024
 """Coded bytes that are read in one go: neighbouring blocks, one request."""
@@ -178,7 +173,7 @@ def file_state(path: Path, handle: int, row: IndexRow, name: str) -> CodedState:
     return CodedState(read_into, row, name, shard=str(path))
 
 
-def decode_member(content: bytes | memoryview, *, where: str, threads: int = 1) -> Rows:
+def decode_member(content: bytes | bytearray | memoryview, *, where: str, threads: int = 1) -> Rows:
     """Return the rows of a whole member, uint16 [T, H], fresh memory.
 
     Raises:
@@ -210,13 +205,6 @@ def run_side_by_side(tasks: Sequence[Callable[[], None]], threads: int) -> None:
             future.result()
 
 
-def decode_threads() -> int:
-    """Return how many threads decode side by side in this process: one in a DataLoader worker, beside the others."""
-    if get_worker_info() is not None:
-        return 1
-    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-
-
 class PlanesFeed:
     """Decodes a member whose bytes are given in order, in pieces of any length; memory is that of a block."""
 
@@ -246,7 +234,9 @@ class PlanesFeed:
     def end(self) -> DataError | None:
         """Return what is wrong with the member, all of whose bytes were given; None: every row was taken."""
         if self._fault is None and (self._head is None or self._block is not None):
-            return PlanesHeadError(f"{self._where}: {self._place.stored_bytes} bytes are no whole member", why="It was cut")
+            return PlanesHeadError(
+                f"{self._where}: {self._place.stored_bytes} bytes are no whole member", why="It was cut"
+            )
         return self._fault
 
     def _go_on(self) -> None:

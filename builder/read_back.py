@@ -120,7 +120,9 @@ def _checked(path: Path, row: IndexRow, name: str) -> Iterator[Region]:
         yield Region(offset=place.offset, length=place.length, row_bytes=1, take=digest.update)
         is_whole = True
     else:
-        feed = PlanesFeed(row, name, digest.update, where=f"{path}: {name} of sample {row.key}")
+        feed = PlanesFeed(
+            row, name, lambda rows_NH: digest.update(rows_NH.data), where=f"{path}: {name} of sample {row.key}"
+        )
         yield Region(offset=place.offset, length=place.stored_bytes, row_bytes=1, take=feed.update)
         is_whole = feed.end() is None
     if not is_whole or digest.hexdigest() != place.xxh3_128:

@@ -24,8 +24,9 @@ from ..schemas.errors import StorageError
 from ..schemas.index import ArrayPlace, IndexRow
 from ..schemas.sizes import format_size
 from .file_map import check_holds, map_range, open_to_read
-from .planes_read import decode_threads, file_state, run_side_by_side
+from .planes_read import file_state, run_side_by_side
 from .sample_reads import SampleReads, Span, plan_reads
+from .worker_count import decode_threads
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch's workers put tensors; nothing is written there by us
 

@@ -133,9 +133,7 @@ def write_state(source: FileRange, out: int, offset: int, spec: ArraySpec) -> tu
     return head.member_bytes, digest
 
 
-def _write_blocks(
-    source: FileRange, out: int, offset: int, spec: ArraySpec, block_rows: int
-) -> tuple[PlanesHead, str]:
+def _write_blocks(source: FileRange, out: int, offset: int, spec: ArraySpec, block_rows: int) -> tuple[PlanesHead, str]:
     num_rows = source.length // spec.row_bytes
     step = min(block_rows, num_rows) * spec.row_bytes
     buffer, digest = memoryview(bytearray(step)), xxhash.xxh3_128()

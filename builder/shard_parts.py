@@ -166,9 +166,7 @@ def stored_hash(path: Path, handle: int, row: IndexRow, name: str) -> str:
     return digest.hexdigest()
 
 
-def copy_samples(
-    source: BinaryIO, rows: Iterable[IndexRow], out: BinaryIO, shard: ShardPlan
-) -> tuple[IndexRow, ...]:
+def copy_samples(source: BinaryIO, rows: Iterable[IndexRow], out: BinaryIO, shard: ShardPlan) -> tuple[IndexRow, ...]:
     """Copy samples, plain or coded, that lie in `source` as `rows` say to their places in the plain shard `shard`.
 
     Samples that the shard does not have are left out, and places of others stay as they are. Returns the new rows, in

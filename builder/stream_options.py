@@ -17,9 +17,9 @@ from .sample_order import Ranks
 Staging = Literal["auto", "map", "arena", "pinned"]
 """Where samples lie.
 
-`map`: in the page cache, seen through the mapped file: no copy, local plain datasets only. `arena`: read into memory that is
-used again and again. `pinned`: the same from torch's page-locked memory, from which a GPU copies by itself. `auto`:
-`pinned` where `device` is a GPU, else `map` for local datasets and `arena` for remote and for coded ones.
+`map`: in the page cache, seen through the mapped file: no copy; of local datasets whose states are plain. `arena`: read
+into memory that is used again and again. `pinned`: the same from torch's page-locked memory, from which a GPU copies by
+itself. `auto`: `pinned` where `device` is a GPU, else `map` where that can be, else `arena`.
 """
 
 

@@ -17,11 +17,11 @@ from .decode import DecodedSample
 from .device_copy import on_device
 from .loaders import Loader, MappedLoader, Memory, StagedLoader, Wanted
 from .opened import OpenedDataset
-from .planes_read import decode_threads
 from .prefetch import Prefetcher
 from .sample_reads import plan_reads
 from .shard_source import ShardReader
 from .stream_options import Reading, Selection
+from .worker_count import decode_threads
 
 
 class SampleReader:

@@ -6,8 +6,8 @@ value of another type, each by name: a format never drifts unseen. JSON is writt
 record is the same bytes.
 
 A format that grows keeps its old files: a class that reads older versions says the first of them as `OLDEST`, and marks
-each later field with `since(version)`. Such a field is left out where it has its default, and a record is written in the
-oldest version that has all that it holds, so what could be said before is the same bytes as before.
+each later field with `since(version)`. Such a field is left out where it has its default, and a record is written in
+the oldest version that has all that it holds, so what could be said before is the same bytes as before.
 
 Fields may be str, int, float, bool, `X | None`, StrEnum, tuple[X, ...], dict[str, X] and other records.
 """
@@ -117,9 +117,9 @@ def _newest_field(record: Any) -> int:
     """Return the version that has all fields that the record makes use of, its parts' as well."""
     used = [f for f in dataclasses.fields(record) if not _is_later(f, record)]
     parts = (getattr(record, f.name) for f in used)
-    return max(
-        (0, *(f.metadata.get(SINCE, 0) for f in used), *(_newest_field(p) for p in parts if dataclasses.is_dataclass(p)))
-    )
+    versions: list[int] = [f.metadata.get(SINCE, 0) for f in used]
+    versions += [_newest_field(part) for part in parts if dataclasses.is_dataclass(part)]
+    return max(versions, default=0)
 
 
 def _check_kind(cls: type, data: Json, where: str) -> int:

@@ -1,4 +1,4 @@
-"""Index: `dataset/_index/samples.parquet`, a row a sample in shard order: where each array lies. Format versions 1 and 2.
+"""Index: `dataset/_index/samples.parquet`, a row a sample in shard order: where each array lies. Versions 1 and 2.
 
 Columns:
 

@@ -135,13 +135,13 @@ def read_head(content: bytes, *, where: str) -> PlanesHead:
         raise PlanesHeadError(
             f"{where}: {len(content)} bytes of a head of {head_bytes(num_blocks)} are there", why="It was cut"
         )
-    head = PlanesHead(
-        num_rows=num_rows, width=width, block_rows=block_rows, blocks=tuple(_ENTRY.iter_unpack(table))
-    )
+    head = PlanesHead(num_rows=num_rows, width=width, block_rows=block_rows, blocks=tuple(_ENTRY.iter_unpack(table)))
     for block in head.placed():
         most = (block.end - block.start) * head.row_bytes
         if not 0 < block.length <= most:
-            raise PlanesHeadError(f"{where}: block {block.number} of {most} bytes has {block.length} by the head's table")
+            raise PlanesHeadError(
+                f"{where}: block {block.number} of {most} bytes has {block.length} by the head's table"
+            )
     return head
 
 

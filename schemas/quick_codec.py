@@ -87,7 +87,7 @@ def _record(cls: Any) -> Reader:
         if type(value) is not dict or not required <= value.keys():
             raise OddValueError
         if head:
-            version = value.get("version")
+            version: Any = value.get("version")
             is_known = value.get("kind") == cls.KIND and type(version) is int and version in later
             if not is_known or not later[version].isdisjoint(value):
                 raise OddValueError

@@ -178,12 +178,12 @@ def check_same_run(found: RunRecord, wanted: RunRecord, *, where: Path) -> None:
     Raises:
         UsageError: names the first field that differs, with both values.
     """
-    for field, old, new in _identity(found, wanted):
+    for what, old, new in _identity(found, wanted):
         if old != new:
             raise UsageError(
-                f"{where} was made with another {field}: {old} there, {new} now",
+                f"{where} was made with another {what}: {old} there, {new} now",
                 why="Its finished samples would not match the new ones",
-                mend=f"Give the same {field} to go on with it, or another --out for a new run",
+                mend=f"Give the same {what} to go on with it, or another --out for a new run",
             )
 
 
