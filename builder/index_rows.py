@@ -9,6 +9,18 @@ from .plan import META, PlacedSample
 
 def index_row(placed: PlacedSample, meta: SampleMeta, shard: str) -> IndexRow:
     """Return the index row of a sample at its place in the plain shard `shard`."""
+    arrays = {
+        member.array: ArrayPlace(
+            offset=member.data_offset, length=member.data_bytes, xxh3_128=meta.xxh3_128[member.array]
+        )
+        for member in placed.members
+        if member.array != META
+    }
+    return row_of(meta, shard, arrays)
+
+
+def row_of(meta: SampleMeta, shard: str, arrays: dict[str, ArrayPlace]) -> IndexRow:
+    """Return the index row of a sample whose arrays lie in `shard` as `arrays` say."""
     return IndexRow(
         shard=shard,
         key=meta.key,
@@ -17,13 +29,7 @@ def index_row(placed: PlacedSample, meta: SampleMeta, shard: str) -> IndexRow:
         num_tokens=meta.num_tokens,
         num_trainable=meta.num_trainable,
         next_token=meta.next_token,
-        arrays={
-            member.array: ArrayPlace(
-                offset=member.data_offset, length=member.data_bytes, xxh3_128=meta.xxh3_128[member.array]
-            )
-            for member in placed.members
-            if member.array != META
-        },
+        arrays=arrays,
     )
 
 

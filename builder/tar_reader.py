@@ -20,6 +20,7 @@ from ..schemas.index import ArrayPlace, CodedForm, IndexRow
 from ..schemas.planes import FIXED, PlanesHead, read_head, size_of_head
 from ..schemas.sample import META_MEMBER, SampleMeta
 from ..schemas.states import ArraySpec, Codec
+from .index_rows import row_of
 from .npy import parse_npy_header
 from .plan import DatasetLayout
 from .tar_header import BLOCK, END_BYTES, RECORD, pad_to, parse_tar_header
@@ -118,16 +119,7 @@ def read_samples(shard: OpenShard, name: str, layout: DatasetLayout) -> Iterator
         meta = _meta(shard, members[0])
         pairs = zip(members[1:], layout.specs, strict=True)
         arrays = {spec.name: _place(shard, member, spec, meta) for member, spec in pairs}
-        yield IndexRow(
-            shard=name,
-            key=key,
-            id=meta.id,
-            source=meta.source,
-            num_tokens=meta.num_tokens,
-            num_trainable=meta.num_trainable,
-            next_token=meta.next_token,
-            arrays=arrays,
-        )
+        yield row_of(meta, name, arrays)
     if not seen:
         raise shard.fault(0, "the shard holds no sample", why="Stock readers fail on an empty tar")
 
