@@ -27,6 +27,9 @@ from .tar_writer import write_all
 ReadInto = Callable[[int, memoryview], None]
 """Fills memory from an offset of the shard; raises what the source raises."""
 
+_FIRST_BYTES = 4096
+"""Holds the head of a state of a gigabyte."""
+
 _RUN_BYTES = 8 * 1024 * 1024
 """Coded bytes that are read in one go: neighbouring blocks, one request."""
 
@@ -100,14 +103,16 @@ class CodedState:
         rows_NH[first - start : last - start] = whole[first - block.start : last - block.start]
 
     def _read_head(self) -> PlanesHead:
-        fixed = bytearray(min(FIXED.size, self._place.stored_bytes))
-        self._read_into(self._place.offset, memoryview(fixed))
-        size = min(size_of_head(bytes(fixed), where=self.where), self._place.stored_bytes)
-        content = bytearray(size)
-        self._read_into(self._place.offset, memoryview(content))
-        head = read_head(bytes(content), where=self.where)
+        content = self._first_bytes(_FIRST_BYTES)
+        size = size_of_head(content, where=self.where)
+        head = read_head(content if size <= len(content) else self._first_bytes(size), where=self.where)
         check_head(head, self._place, self._num_rows, where=self.where)
         return head
+
+    def _first_bytes(self, count: int) -> bytes:
+        content = bytearray(min(count, self._place.stored_bytes))
+        self._read_into(self._place.offset, memoryview(content))
+        return bytes(content)
 
 
 class CodedRows:

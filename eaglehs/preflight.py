@@ -68,7 +68,7 @@ class Forecast:
 
     num_shards: int
     dataset_bytes: int
-    """Of all shards of the whole run, by the plan."""
+    """Of all shards of the whole run, by the plan; with a codec, no more than that."""
 
     spool_bytes: int
     """Most bytes of dumps under way or waiting to be kept."""

@@ -13,13 +13,14 @@ from eaglehs.builder import shard_coder
 from eaglehs.builder.index_store import index_schema, index_table, read_index, write_index
 from eaglehs.builder.plan import DatasetLayout
 from eaglehs.builder.shard_coder import code_shard
+from eaglehs.builder.verify import verify_dataset
 from eaglehs.cards.write import write_card
 from eaglehs.schemas.codec import write_record
 from eaglehs.schemas.manifest import DatasetFolder
 from eaglehs.schemas.states import Codec
 
-from tests.factories.datasets import SyntheticDataset
-from tests.factories.readable import make_readable
+from tests.factories.datasets import SyntheticDataset, make_dataset
+from tests.factories.readable import LENGTHS, make_readable
 
 PLANES = Codec.PLANES_ZSTD
 
@@ -34,6 +35,13 @@ def small_blocks(size_bytes: int = 256) -> Iterator[None]:
 def make_coded(root: Path, *, block_bytes: int = 256, **options: object) -> SyntheticDataset:
     """Make the dataset of `make_readable`, with a codec, in `root`/dataset."""
     return code_dataset(make_readable(root, **options), block_bytes)  # type: ignore[arg-type]
+
+
+def make_good(root: Path, *, block_bytes: int = 256, **options: object) -> SyntheticDataset:
+    """A dataset that `verify` finds nothing wrong with, of eight samples in four shards."""
+    made = code_dataset(make_dataset(root, **({"lengths": LENGTHS} | options)), block_bytes)  # type: ignore[arg-type]
+    assert verify_dataset(made.root).is_good
+    return made
 
 
 def code_dataset(plain: SyntheticDataset, block_bytes: int = 256) -> SyntheticDataset:
