@@ -18,7 +18,7 @@ SGLANG_GIVEN     := $(if $(ASKED),,$(EAGLEHS_SGLANG_PYTHON))
 SGLANG_PYTHON    := $(or $(SGLANG_GIVEN),$(SGLANG_VENV)/bin/python)
 
 # Two processes, spread as tests/conftest.py says; one thread each for torch, which on few cores is far quicker.
-SIDE_BY_SIDE     := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE     := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .PHONY: help demo test test-fast test-hub test-kills test-sglang lint bench goldens clean
 .DEFAULT_GOAL := help

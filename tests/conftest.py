@@ -1,18 +1,40 @@
-"""How the tests are spread over two processes (pytest-xdist): real SGLang in the one, files by turns in the other."""
+"""How the tests are spread over two processes: real SGLang in the one, the other files by turns in the other.
+
+pytest-xdist's own groups are no help: it writes a group into a test's id, which pytest 9.2 does not let it change.
+On a busy machine an example of a property may take long: hypothesis is to judge what comes out, not how fast.
+"""
 
 from __future__ import annotations
+
+import contextlib
+from typing import Any
 
 import pytest
 
 SGLANG = "sglang"
+"""In the name of each file that runs it; tests/test_house_rules.py holds that."""
+
+with contextlib.suppress(ImportError):  # the GPU tests run in SGLang's environment, which has none
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep a file in one process, for its fixtures, and all of SGLang's in one: one server runs at a time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class SglangApart(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return SGLANG if SGLANG in file.rpartition("/")[2] else file
+
+    config.option.loadscopereorder = False
+    return SglangApart(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file in one process, for its fixtures, and all of SGLang's in one: one server runs at a time.
-
-    SGLang's come first: they are the longest chain.
-    """
-    for item in items:
-        group = SGLANG if item.get_closest_marker(SGLANG) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker(SGLANG) is None)
+    """Put SGLang's first: they are the longest chain."""
+    items.sort(key=lambda item: SGLANG not in item.path.name)

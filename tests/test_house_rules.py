@@ -110,6 +110,13 @@ def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+def test_tests_of_real_sglang_say_so_in_the_name_of_their_file():
+    """By the name they are kept in one process; see tests/conftest.py."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if "mark.sglang" in path.read_text() and path != Path(__file__):
+            assert "sglang" in path.name, path
+
+
 def test_every_folder_opens_with_its_story():
     for folder in ("schemas", "extraction", "builder", "cards", "tests", "bench"):
         readme = ROOT / folder / "README.md"

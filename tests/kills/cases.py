@@ -10,6 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 
 NUM_PROMPTS = 64
+SEED = 1
+"""Of the cases that the tests run."""
+
 VOCAB = 500
 TWO_STEP = "two-step"
 ONE_STEP = "one-step"
@@ -75,6 +78,11 @@ def draw(seed: int, mode: str, *, num_kept: int, num_own: int) -> list[Case]:
             )
         )
     return cases
+
+
+def of_both_modes(*, num_kept: int, num_own: int) -> list[Case]:
+    """Return the cases that the tests run, two-step before one-step."""
+    return [case for mode in MODES for case in draw(SEED, mode, num_kept=num_kept, num_own=num_own)]
 
 
 def write_prompts(path: Path) -> None:
