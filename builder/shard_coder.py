@@ -35,6 +35,8 @@ from .tar_header import BLOCK, file_bytes, pad_to, tar_header
 from .tar_writer import FileRange, copy_range, write_all
 from .write_out import begin_write_out
 
+_MOST_PLAIN_BLOCKS = (PLAIN_HEADER_BYTES - head_bytes(0)) // (head_bytes(1) - head_bytes(0))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenShard:
@@ -125,10 +127,9 @@ def write_state(source: FileRange, out: int, offset: int, spec: ArraySpec) -> tu
     Raises:
         FileCutError: the source ends first.
     """
-    num_rows = source.length // spec.row_bytes
     head, digest = _write_blocks(source, out, offset, spec, max(STATE_BLOCK_BYTES // spec.row_bytes, 1))
-    if head.member_bytes > PLAIN_HEADER_BYTES + source.length:  # noise under many small heads: one block, as it is
-        head = _write_whole(source, out, offset, replace(head, block_rows=num_rows))
+    if head.member_bytes > PLAIN_HEADER_BYTES + source.length:  # noise, and a long table of its blocks
+        head = _write_as_it_is(source, out, offset, spec)
     write_all(out, write_head(head), offset)
     return head.member_bytes, digest
 
@@ -151,13 +152,28 @@ def _write_blocks(source: FileRange, out: int, offset: int, spec: ArraySpec, blo
     return head, digest.hexdigest()
 
 
-def _write_whole(source: FileRange, out: int, offset: int, head: PlanesHead) -> PlanesHead:
-    digest, at = xxhash.xxh3_64(), offset + head_bytes(1)
+def _write_as_it_is(source: FileRange, out: int, offset: int, spec: ArraySpec) -> PlanesHead:
+    """Write blocks that are not coded, so few that the head is no longer than that of a `.npy` array."""
+    num_rows = source.length // spec.row_bytes
+    block_rows = -(-num_rows // _MOST_PLAIN_BLOCKS)
+    at = begin = offset + head_bytes(-(-num_rows // block_rows))
+    blocks = []
+    for first in range(0, num_rows, block_rows):
+        length = min(block_rows, num_rows - first) * spec.row_bytes
+        part = replace(source, offset=source.offset + first * spec.row_bytes, length=length)
+        copy_range(part, out, at)
+        blocks.append((length, _checksum(part)))
+        at += length
+    os.ftruncate(out, begin + source.length)  # the first try was longer, and what follows a member is zeros
+    return PlanesHead(num_rows=num_rows, width=spec.width, block_rows=block_rows, blocks=tuple(blocks))
+
+
+def _checksum(source: FileRange) -> int:
+    """Return what the head's table says of a block of these bytes."""
+    digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(BLOCK_BYTES, source.length)))
     for start in range(0, source.length, len(buffer)):
         block = buffer[: min(len(buffer), source.length - start)]
         read_exactly(source.path, source.handle, block, source.offset + start)
         digest.update(block)
-        write_all(out, block, at + start)
-    os.ftruncate(out, at + source.length)  # the first try was longer, and what follows a member is zeros
-    return replace(head, blocks=((source.length, digest.intdigest() & 0xFFFFFFFF),))
+    return digest.intdigest() & 0xFFFFFFFF
