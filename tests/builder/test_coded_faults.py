@@ -1,6 +1,7 @@
 """Each fault of a dataset with a codec is named with file, key and array, by every reader and by verify."""
 
 import shutil
+import tarfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,11 @@ from eaglehs.builder.planes import CodedBlockError
 from eaglehs.builder.sample_reads import FlippedBitsError
 from eaglehs.builder.shard_source import DatasetMismatchError
 from eaglehs.builder.stream import stream
+from eaglehs.builder.tar_header import tar_header
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.errors import DataError
 from eaglehs.schemas.index import IndexRow
-from eaglehs.schemas.planes import PlanesHeadError
+from eaglehs.schemas.planes import PlanesHeadError, read_head
 
 from tests.factories.coded import make_coded, make_good
 from tests.factories.datasets import SyntheticDataset, make_dataset
@@ -110,6 +112,26 @@ def test_a_shard_cut_in_a_block_is_named(tmp_path: Path):
     assert {fault.file for fault in faults} == {row.shard}
     with pytest.raises(DataError, match=row.shard):
         list(stream(dataset.root))
+
+
+def test_a_member_without_its_last_block_is_named(tmp_path: Path):
+    """The tar itself is sound, as of a program that copied a block too few."""
+    dataset = make_good(tmp_path, lengths=[12] * 2, shard_size_bytes=10**6)
+    [path] = dataset.shards
+    content = b""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            own = archive.extractfile(member).read()
+            if member.name == "p1.layer_5.bf16.planes":
+                own = own[: -read_head(own, where="x").blocks[-1][0]]
+            content += tar_header(member.name, len(own)) + own + bytes(-len(own) % 512)
+    content += bytes(1024)
+    path.write_bytes(content + bytes(-len(content) % 10_240))
+    messages = [str(fault) for fault in verify_dataset(dataset.root).faults]
+    assert any("p1.layer_5.bf16.planes has " in message and "by its head" in message for message in messages)
+    with pytest.raises(PlanesHeadError, match=rf"{path.name}: layer_5.bf16.planes of sample p1: .* It was cut"):
+        for row in load_dataset(str(dataset.root), split="train", streaming=True):
+            decode(row)
 
 
 def test_a_state_of_another_sample_is_found_by_its_hash(tmp_path: Path):
