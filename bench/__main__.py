@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 
-BENCHES = ("extract", "pack", "read", "remote", "soak")
+BENCHES = ("extract", "pack", "read", "remote", "codec", "soak")
 """What runs without arguments; benches of a GPU have a folder and a README of their own."""
 
 

@@ -19,7 +19,7 @@ from ..schemas.errors import DataError, UsageError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.run import RUN_FILENAME
-from ..schemas.states import ArraySpec, array_specs
+from ..schemas.states import ArraySpec, Codec, array_specs
 from .index_store import read_index
 from .plan import DatasetLayout
 from .pushed_shards import PushedShards
@@ -147,7 +147,7 @@ def _scanned(folder: DatasetFolder, manifest: Manifest) -> tuple[IndexRow, ...]:
         f"{folder.index} is missing: the headers of {len(manifest.shards)} shards are scanned instead, which is slower",
         stacklevel=4,
     )
-    layout = DatasetLayout(layers=manifest.layers, hidden_size=manifest.model.hidden_size)
+    layout = DatasetLayout(layers=manifest.layers, hidden_size=manifest.model.hidden_size, codec=manifest.codec)
     names = [entry.name for entry in manifest.shards]
     return tuple(row for name in names for row in scan_shard(folder.shard(name), name=name, layout=layout))
 
@@ -170,7 +170,7 @@ def check_rows(rows: Sequence[IndexRow], manifest: Manifest, where: str) -> None
                 f"{shard} has {_counts(found.get(shard))} in the index, {_counts(expected.get(shard))} in the manifest",
             )
     sizes = {entry.name: entry.size_bytes for entry in manifest.shards}
-    specs = array_specs(manifest.layers, manifest.model.hidden_size)
+    specs = array_specs(manifest.layers, manifest.model.hidden_size, manifest.codec)
     seen: set[str] = set()
     for row in rows:
         if row.key in seen:
@@ -193,7 +193,16 @@ def _check_row(row: IndexRow, specs: Sequence[ArraySpec], shard_bytes: int, wher
                 f"{spec.name} of sample {row.key} has {place.length} bytes for {row.num_tokens} tokens, "
                 f"{spec.row_bytes} a token by the manifest",
             )
-        if place.offset < 0 or place.offset % 64 or place.offset + place.length > shard_bytes:
+        form = (Codec.PLAIN, spec.dtype, spec.width)
+        if place.coded is not None:
+            form = (place.coded.codec, place.coded.dtype, place.coded.width)
+        if form != (spec.codec, spec.dtype, spec.width):
+            raise _mismatch(
+                where,
+                f"{spec.name} of sample {row.key} is {form[0]} ({form[1]}, width {form[2]}) in the index, "
+                f"{spec.codec} ({spec.dtype}, width {spec.width}) by the manifest",
+            )
+        if place.offset < 0 or place.offset % 64 or place.offset + place.stored_bytes > shard_bytes:
             raise _mismatch(where, f"{spec.name} of sample {row.key} at byte {place.offset} of {row.shard} can't be")
 
 

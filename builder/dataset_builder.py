@@ -20,7 +20,7 @@ import datasets
 import torch
 
 from ..schemas.errors import DataError, UsageError
-from ..schemas.states import is_state_name
+from ..schemas.states import PLANES_SUFFIX, Codec, is_state_name
 from .decode import DecodedSample, column_of, decode
 from .sample_reads import choose_arrays
 from .shard_samples import local_layout, local_samples
@@ -94,7 +94,10 @@ class HiddenStates(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # `da
 
     def _remote(self, archive: Iterable[tuple[str, Any]]) -> Iterator[DecodedSample]:
         states = self.config.states
-        wanted = None if states is None else {column_of(name) for name in choose_arrays(states, _layers(states))}
+        wanted = None
+        if states is not None:
+            arrays = choose_arrays(states, _layers(states))
+            wanted = {column_of(name, codec) for name in arrays for codec in Codec}
         T = self.config.max_tokens
         for row in _rows(archive, wanted):
             sample = decode(row)
@@ -121,7 +124,7 @@ def _rows(archive: Iterable[tuple[str, Any]], wanted: set[str] | None) -> Iterat
             yield row
             row = {}
         row["__key__"] = key
-        if column.endswith(".npy") and (wanted is None or column in wanted):
+        if column.endswith((".npy", PLANES_SUFFIX)) and (wanted is None or column in wanted):
             row[column] = member.read()
     if row:
         yield row

@@ -2,7 +2,8 @@
 
 The states come as uint16 numbers that are the bits of bfloat16 (numpy has no bfloat16). Seen as bfloat16 they are free
 and exact; anything that computed with the numbers on the way is refused with the reason, since a state that was cast
-can't be told from a right one later.
+can't be told from a right one later. Of a dataset with a codec they come as the bytes of their members, which are
+decoded here, block beside block.
 
 Shape legend: T tokens, H hidden width.
 """
@@ -18,12 +19,22 @@ import torch
 
 from ..schemas.errors import DataError
 from ..schemas.sample import META_MEMBER
-from ..schemas.states import FINAL, INPUT_IDS, LOSS_MASK, is_state_name
+from ..schemas.states import (
+    BITS_SUFFIX,
+    FINAL,
+    INPUT_IDS,
+    LOSS_MASK,
+    PLANES_SUFFIX,
+    Codec,
+    is_state_name,
+    state_member,
+)
+from .planes_read import decode_member
+from .worker_count import decode_threads
 
 DecodedSample = dict[str, Any]
 """`key` str, `input_ids` int32 [T], `loss_mask` uint8 [T], and each state, `layer_<k>` and `final`, bfloat16 [T, H]."""
 
-_BITS_SUFFIX = ".bf16.npy"
 _BITS: np.dtype[Any] = np.dtype("<u2")
 _DTYPES: dict[str, np.dtype[Any]] = {INPUT_IDS: np.dtype("<i4"), LOSS_MASK: np.dtype("|u1")}
 
@@ -46,21 +57,23 @@ def decode(sample: Mapping[str, Any]) -> DecodedSample:
 
     Raises:
         ColumnError: a column was cast or cut, lacks a value, or differs in length from the others; it is named.
+        CodedBlockError, PlanesHeadError: a coded state is cut or damaged; shard, sample and column are named.
         DataError: the row has none of our columns.
     """
-    arrays = {name: _tensor(name, column, sample[column]) for name, column in _columns(sample)}
+    columns = dict(_columns(sample))
+    arrays = {name: _tensor(name, column, sample) for name, column in columns.items()}
     if not arrays:
         raise DataError(
             f"no sample of eaglehs: the row has columns {', '.join(map(str, list(sample)[:8])) or '(none)'}",
-            why="Expected input_ids.npy, loss_mask.npy, layer_<k>.bf16.npy and final.bf16.npy",
+            why="Expected input_ids.npy, loss_mask.npy, layer_<k>.bf16.npy and final.bf16.npy, or .bf16.planes",
         )
-    _check_lengths(arrays)
+    _check_lengths(arrays, columns)
     return {"key": _key(sample), **arrays}
 
 
-def column_of(array: str) -> str:
+def column_of(array: str, codec: Codec = Codec.PLAIN) -> str:
     """Return the column in which stock readers have an array: `layer_3` stands in `layer_3.bf16.npy`."""
-    return f"{array}{_BITS_SUFFIX}" if is_state_name(array) else f"{array}.npy"
+    return state_member(array, codec) if is_state_name(array) else f"{array}.npy"
 
 
 def is_decoded(sample: Mapping[str, Any]) -> bool:
@@ -72,11 +85,16 @@ def _columns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for column in sample:
         if column in (f"{INPUT_IDS}.npy", f"{LOSS_MASK}.npy"):
             yield column.removesuffix(".npy"), column
-        elif column.endswith(_BITS_SUFFIX) and is_state_name(column.removesuffix(_BITS_SUFFIX)):
-            yield column.removesuffix(_BITS_SUFFIX), column
+            continue
+        for suffix in (BITS_SUFFIX, PLANES_SUFFIX):
+            if column.endswith(suffix) and is_state_name(column.removesuffix(suffix)):
+                yield column.removesuffix(suffix), column
 
 
-def _tensor(name: str, column: str, value: object) -> torch.Tensor:
+def _tensor(name: str, column: str, sample: Mapping[str, Any]) -> torch.Tensor:
+    value = sample[column]
+    if column.endswith(PLANES_SUFFIX):
+        return _decoded(column, sample)
     is_state = is_state_name(name)
     dtype = _DTYPES.get(name, _BITS)
     if isinstance(value, torch.Tensor) and is_state and value.dtype == torch.bfloat16:
@@ -88,9 +106,29 @@ def _tensor(name: str, column: str, value: object) -> torch.Tensor:
     return _shaped(column, tensor.view(torch.bfloat16) if is_state else tensor, is_state=is_state)
 
 
+def _decoded(column: str, sample: Mapping[str, Any]) -> torch.Tensor:
+    value = sample[column]
+    if value is None:
+        raise _absent(column)
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise ColumnError(
+            column,
+            f"a value of type {type(value).__name__}, expected bytes",
+            mend="Read the shard's columns as they are stored: without with_format and without a cast",
+        )
+    where = f"{column} of sample {_key(sample) or '(without a key)'}"
+    if shard := sample.get("__url__"):
+        where = f"{shard}: {where}"
+    return torch.from_numpy(decode_member(value, where=where, threads=decode_threads())).view(torch.bfloat16)
+
+
+def _absent(column: str) -> ColumnError:
+    return ColumnError(column, "the sample has no such member", why="Its shard is damaged, or not of this dataset")
+
+
 def _array(column: str, value: object, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if value is None:
-        raise ColumnError(column, "the sample has no such member", why="Its shard is damaged, or not of this dataset")
+        raise _absent(column)
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, torch.Tensor):
@@ -161,13 +199,13 @@ def _shaped(column: str, tensor: torch.Tensor, *, is_state: bool) -> torch.Tenso
     raise ColumnError(column, f"shape {list(shape)}, expected {'[T, H]' if is_state else '[T, 1]'}")
 
 
-def _check_lengths(arrays: Mapping[str, torch.Tensor]) -> None:
+def _check_lengths(arrays: Mapping[str, torch.Tensor], columns: Mapping[str, str]) -> None:
     first, T = next((name, len(tensor)) for name, tensor in arrays.items())
     for name, tensor in arrays.items():
         if len(tensor) != T:
             raise ColumnError(
-                column_of(name),
-                f"{len(tensor)} rows, but {column_of(first)} has {T}",
+                columns[name],
+                f"{len(tensor)} rows, but {columns[first]} has {T}",
                 why="Rows of one sample belong together; something cut one array without the others",
             )
 

@@ -6,20 +6,31 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..schemas.errors import RecordError
-from ..schemas.index import INDEX_KIND, INDEX_VERSION, ArrayPlace, IndexRow
-from ..schemas.states import INPUT_IDS, LOSS_MASK, is_state_name, state_names
+from ..schemas.index import (
+    CODED_INDEX_VERSION,
+    INDEX_KIND,
+    PLAIN_INDEX_VERSION,
+    ArrayPlace,
+    CodedForm,
+    IndexRow,
+)
+from ..schemas.states import INPUT_IDS, LOSS_MASK, Codec, is_state_name, state_names
 
 _GROUP_ROWS = 10_000
 """Rows of a row group: all samples of the reference run in one, and bounded memory for larger ones."""
 
 _TEXTS = ("shard", "key", "id", "source")
 _COUNTS = ("num_tokens", "num_trainable", "next_token")
+_PLACE = {"offset": pa.int64(), "length": pa.int64(), "xxh3_128": pa.string()}
+_CODED = {"codec": pa.string(), "coded_length": pa.int64(), "dtype": pa.string(), "width": pa.int64()}
+_VERSIONS = {str(PLAIN_INDEX_VERSION): False, str(CODED_INDEX_VERSION): True}
+"""Version -> whether states are coded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +40,26 @@ class IndexFile:
     arrays: tuple[str, ...]
     """Names, in member order."""
 
+    is_coded: bool
+    """Whether it is of a dataset with a codec: version 2."""
+
     num_rows: int
     metadata: dict[str, str]
     """Key-value metadata other than kind, version and Arrow's own."""
 
 
-def index_schema(layers: Iterable[int], metadata: Mapping[str, str] | None = None) -> pa.Schema:
-    """Return the columns of an index of these layers."""
+def index_schema(
+    layers: Iterable[int], metadata: Mapping[str, str] | None = None, *, is_coded: bool = False
+) -> pa.Schema:
+    """Return the columns of an index of these layers, of version 2 where states are coded."""
     fields = [pa.field(name, pa.string(), nullable=False) for name in _TEXTS]
     fields += [pa.field(name, pa.int64(), nullable=False) for name in _COUNTS]
     for array in (INPUT_IDS, LOSS_MASK, *state_names(layers)):
-        fields.append(pa.field(f"{array}.offset", pa.int64(), nullable=False))
-        fields.append(pa.field(f"{array}.length", pa.int64(), nullable=False))
-        fields.append(pa.field(f"{array}.xxh3_128", pa.string(), nullable=False))
-    head = {"eaglehs.kind": INDEX_KIND, "eaglehs.version": str(INDEX_VERSION), **(metadata or {})}
+        fields += [pa.field(f"{array}.{name}", kind, nullable=False) for name, kind in _PLACE.items()]
+        if is_coded and is_state_name(array):
+            fields += [pa.field(f"{array}.{name}", kind, nullable=False) for name, kind in _CODED.items()]
+    version = CODED_INDEX_VERSION if is_coded else PLAIN_INDEX_VERSION
+    head = {"eaglehs.kind": INDEX_KIND, "eaglehs.version": str(version), **(metadata or {})}
     return pa.schema(fields, metadata=head)
 
 
@@ -80,11 +97,15 @@ def read_index_head(path: Path) -> IndexFile:
     except (pa.ArrowException, OSError) as fault:
         raise _damaged(path, fault) from None
     metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-    found = (metadata.pop("eaglehs.kind", None), metadata.pop("eaglehs.version", None))
-    if found != (INDEX_KIND, str(INDEX_VERSION)):
-        raise RecordError(f"is of kind and version {found}, expected {INDEX_KIND} {INDEX_VERSION}", where=str(path))
+    kind, version = metadata.pop("eaglehs.kind", None), metadata.pop("eaglehs.version", "")
+    if kind != INDEX_KIND or version not in _VERSIONS:
+        raise RecordError(
+            f"is of kind and version {(kind, version)}, expected {INDEX_KIND} of {' or '.join(_VERSIONS)}",
+            where=str(path),
+        )
     metadata.pop("ARROW:schema", None)
-    return IndexFile(arrays=_arrays(path, schema), num_rows=num_rows, metadata=metadata)
+    arrays = _arrays(path, schema, is_coded=_VERSIONS[version])
+    return IndexFile(arrays=arrays, is_coded=_VERSIONS[version], num_rows=num_rows, metadata=metadata)
 
 
 def read_index(path: Path) -> Iterator[IndexRow]:
@@ -98,7 +119,7 @@ def read_index(path: Path) -> Iterator[IndexRow]:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
-                    yield _row(row, arrays)
+                    yield _row(row, arrays, path)
     except (pa.ArrowException, OSError) as fault:
         raise _damaged(path, fault) from None
 
@@ -120,10 +141,10 @@ def _damaged(path: Path, fault: Exception) -> RecordError:
     return RecordError(f"can't be read: {str(fault)[:200]}", where=str(path), why="It was cut or damaged")
 
 
-def _arrays(path: Path, schema: pa.Schema) -> tuple[str, ...]:
+def _arrays(path: Path, schema: pa.Schema, *, is_coded: bool) -> tuple[str, ...]:
     arrays = tuple(name.removesuffix(".offset") for name in schema.names if name.endswith(".offset"))
     layers = [int(name.removeprefix("layer_")) for name in arrays if is_state_name(name) and name != "final"]
-    wanted = index_schema(layers)
+    wanted = index_schema(layers, is_coded=is_coded)
     if schema.names != wanted.names or schema.types != wanted.types:
         raise RecordError(f"has columns {json.dumps(schema.names)[:200]}, not those of an index", where=str(path))
     return arrays
@@ -132,19 +153,24 @@ def _arrays(path: Path, schema: pa.Schema) -> tuple[str, ...]:
 def _flat(row: IndexRow) -> dict[str, object]:
     flat: dict[str, object] = {name: getattr(row, name) for name in (*_TEXTS, *_COUNTS)}
     for array, place in row.arrays.items():
-        flat[f"{array}.offset"] = place.offset
-        flat[f"{array}.length"] = place.length
-        flat[f"{array}.xxh3_128"] = place.xxh3_128
+        flat |= {f"{array}.{name}": getattr(place, name) for name in _PLACE}
+        if place.coded is not None:
+            form = place.coded
+            values = (str(form.codec), form.length, form.dtype, form.width)
+            flat |= {f"{array}.{name}": value for name, value in zip(_CODED, values, strict=True)}
     return flat
 
 
-def _row(flat: dict[str, object], arrays: tuple[str, ...]) -> IndexRow:
-    places = {
-        array: ArrayPlace(
-            offset=flat[f"{array}.offset"],  # type: ignore[arg-type]  # the schema was compared
-            length=flat[f"{array}.length"],  # type: ignore[arg-type]
-            xxh3_128=flat[f"{array}.xxh3_128"],  # type: ignore[arg-type]
-        )
-        for array in arrays
-    }
+def _row(flat: dict[str, object], arrays: tuple[str, ...], path: Path) -> IndexRow:
+    places = {array: _place(flat, array, path) for array in arrays}
     return IndexRow(arrays=places, **{name: flat[name] for name in (*_TEXTS, *_COUNTS)})  # type: ignore[arg-type]
+
+
+def _place(flat: dict[str, Any], array: str, path: Path) -> ArrayPlace:
+    place = {name: flat[f"{array}.{name}"] for name in _PLACE}
+    if f"{array}.codec" not in flat:
+        return ArrayPlace(**place)
+    codec, length, dtype, width = (flat[f"{array}.{name}"] for name in _CODED)
+    if codec not in list(Codec):
+        raise RecordError(f"{array} of {flat['key']} has the codec {codec!r}, unknown to this eaglehs", where=str(path))
+    return ArrayPlace(**place, coded=CodedForm(codec=Codec(codec), length=length, dtype=dtype, width=width))

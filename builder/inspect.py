@@ -15,6 +15,7 @@ from ..schemas.ledger import LedgerEntry
 from ..schemas.manifest import MANIFEST_FILENAME, DatasetFolder, Manifest
 from ..schemas.run import RUN_FILENAME, ModelFacts
 from ..schemas.sample import DumpRef
+from ..schemas.states import Codec
 from .index_store import read_index
 from .pushed_shards import PushedShards
 from .run_reader import Run, failures_by_class, open_run
@@ -72,6 +73,9 @@ class Overview:
 
     on_hub: str = ""
     """Which shards of the dataset are on the Hub and not here, and where; empty where all are here."""
+
+    codec: Codec = Codec.PLAIN
+    """How a dataset's states are stored; a run's are always plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ def inspect_path(path: Path) -> Overview:
         state_norms=manifest.state_norms,
         lengths=_lengths(lengths),
         on_hub=pushed.told(remote) if remote else "",
+        codec=manifest.codec,
     )
 
 

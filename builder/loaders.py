@@ -1,7 +1,7 @@
 """How a sample's bytes come into memory: three ways behind one face, for builder/prefetch.py to drive.
 
 MappedLoader    views of the local file, its pages made present ahead of the loop: no copy at all
-StagedLoader    ranges of any source, read into an arena or into pinned memory
+StagedLoader    ranges of any source, read into an arena or into pinned memory; what is coded is decoded there
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..schemas.index import IndexRow
 from .arena import Arena
 from .file_map import map_populate
 from .lent_maps import LentMaps
+from .planes_read import CodedState
 from .sample_map import check_shared_memory
 from .sample_reads import SampleReads, Span, plan_reads
 from .shard_source import LocalReader, ShardReader
@@ -141,10 +142,15 @@ class StagedLoader:
         return torch.empty(reads.block_bytes, dtype=torch.uint8, pin_memory=self._memory == "pinned")
 
     def tasks(self, reads: SampleReads, block: torch.Tensor) -> Sequence[Task]:
-        """Return a task a range, and one that tells whether the shard is the dataset's where that is not known yet."""
+        """Return a task a range, those that decode, and one that tells whether the shard is the dataset's, once."""
         shard = reads.row.shard
         pieces = [piece for span in reads.spans for piece in span.pieces(self._reader.range_bytes)]
         tasks: list[Task] = [partial(self._read, shard, piece, block) for piece in pieces]
+        for array in reads.coded:
+            state = CodedState(
+                partial(self._reader.read_into, shard), reads.row, array.name, shard=self._reader.name_of(shard)
+            )
+            tasks += state.tasks(array.T, block[array.start : array.start + array.length].numpy().data)
         return [partial(self._reader.check_shard, shard), *tasks]
 
     def finish(self, reads: SampleReads, block: torch.Tensor) -> None:

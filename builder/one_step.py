@@ -46,7 +46,7 @@ class OneStep:
         plan = plan_run(run, settings)
         self.folder = self._folder = DatasetFolder(dataset)
         self.shard_names = frozenset(shard.name for shard in plan.shards)
-        self._parts = ShardParts(self._folder)
+        self._parts = ShardParts(self._folder, settings.codec)
         self._work = Work(run, plan, self._folder, ShardSealer(run, plan, self._folder, self._parts), progress)
         self._workers = settings.workers
         self._places: dict[str, tuple[ShardPlan, PlacedSample]] = {
@@ -57,6 +57,8 @@ class OneStep:
         """Finished shards with all their samples, as `open` and `seal_filled` found them."""
 
         self._lock = threading.Lock()
+        self._sealing = threading.Semaphore(settings.workers)
+        """Room is reckoned for so many shards that are recoded at once."""
 
     def open(self) -> frozenset[str]:
         """Claim the folder and return the keys of finished samples that its shards hold.
@@ -145,7 +147,10 @@ class OneStep:
             missing = self._missing[shard.name]
             missing.discard(key)
             is_whole = not missing
-        return make_shard(self._work, self._job(shard), threading.Event()).entry if is_whole else None
+        if not is_whole:
+            return None
+        with self._sealing:
+            return make_shard(self._work, self._job(shard), threading.Event()).entry
 
     def finish(self, record: RunRecord) -> PackSummary:
         """Make the shards that are left, index and manifest; `record` is run.json as it now is.
@@ -161,4 +166,4 @@ class OneStep:
         return self._work.run.entries[key]
 
     def _job(self, shard: ShardPlan) -> Job:
-        return shard_job(self._work.run, shard)
+        return shard_job(self._work.run, shard, self._work.plan.codec)

@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,8 +28,9 @@ from ..schemas.codec import write_record
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest, Totals
 from ..schemas.progress import Progress
+from ..schemas.states import Codec
 from .index_store import index_schema, write_index
-from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, open_folder
+from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, open_folder, recoding_bytes
 from .pack_state import Claim, PackedShard, PackState, SetAside, locked
 from .plan import Plan, ShardPlan, plan_dataset
 from .run_reader import Run, failures_by_class, open_run
@@ -58,6 +59,9 @@ class PackSettings:
     shuffle_seed: int | None = None
     shard_multiple: int = 1
     """The number of shards is divisible by it, before samples are set aside."""
+
+    codec: Codec = Codec.PLAIN
+    """How the states are stored in the finished shards."""
 
     allow_partial: bool = False
     """Pack a run that is not finished, without the samples that are missing."""
@@ -145,7 +149,7 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
         existed = dataset.exists()
         with locked(dataset):
             try:
-                maker = _FromDumps(source, plan, folder, progress)
+                maker = _FromDumps(source, plan, folder, progress, workers=settings.workers)
                 return pack_shards(Work(source, plan, folder, maker, progress), workers=settings.workers)
             except BaseException:
                 drop_if_empty(folder, existed=existed)
@@ -154,13 +158,14 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
 
 def plan_run(run: Run, settings: PackSettings) -> Plan:
     """Return the plan of all prompts of a run."""
-    return plan_dataset(
+    plan = plan_dataset(
         run.prompts.planned(),
         run.layout,
         shard_size_bytes=settings.shard_size_bytes,
         shuffle_seed=settings.shuffle_seed,
         shard_multiple=settings.shard_multiple,
     )
+    return replace(plan, codec=settings.codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +181,7 @@ class Work:
     @property
     def state(self) -> PackState:
         """The folder's hidden records."""
-        return PackState(self.folder, self.run.layout)
+        return PackState(self.folder, self.plan.stored_layout)
 
 
 def pack_shards(work: Work, *, workers: int) -> PackSummary:
@@ -211,22 +216,26 @@ def pack_shards(work: Work, *, workers: int) -> PackSummary:
 class _FromDumps:
     """Makes shards of the dumps of a run."""
 
-    def __init__(self, run: Run, plan: Plan, folder: DatasetFolder, progress: Progress) -> None:
+    def __init__(self, run: Run, plan: Plan, folder: DatasetFolder, progress: Progress, *, workers: int) -> None:
         self._names = {shard.name for shard in plan.shards}
+        self._layout = plan.stored_layout
+        self._workers = workers
         self._run = run
         self._folder = folder
         self._progress = progress
 
     def make(self, shard: ShardPlan, fingerprint: str, stop: threading.Event) -> ShardResult:
-        return ShardPacker(self._run, self._folder, self._progress, stop).pack(shard, fingerprint)
+        packer = ShardPacker(self._run, self._folder, self._progress, stop, self._layout.codec)
+        return packer.pack(shard, fingerprint)
 
     def tidy(self, name: str) -> None:
         """Dumps stay: they are the run's."""
 
     def prepare(self, claim: Claim, todo: Sequence[Job]) -> None:
         done = self._names.difference(job.shard.name for job in todo)
-        clear_old(self._folder, PackState(self._folder, self._run.layout), claim, keep=done)
-        check_space(self._folder, sum(job.shard.size_bytes for job in todo))
+        clear_old(self._folder, PackState(self._folder, self._layout), claim, keep=done)
+        sizes = [job.shard.size_bytes for job in todo]
+        check_space(self._folder, sum(sizes) + recoding_bytes(sizes, self._layout.codec, self._workers))
 
     @property
     def parts(self) -> Collection[Path]:
@@ -269,7 +278,7 @@ def _make_shards(work: Work, jobs: Sequence[Job], workers: int) -> dict[str, Pac
 def _finish(folder: DatasetFolder, state: PackState, manifest: Manifest) -> None:
     """Write index and manifest; the manifest's name says that the dataset is whole."""
     folder.index.parent.mkdir(exist_ok=True)
-    schema = index_schema(manifest.layers)
+    schema = index_schema(manifest.layers, is_coded=manifest.codec is not Codec.PLAIN)
     with staged(folder.index) as out:
         write_index(out, state.tables(entry.name for entry in manifest.shards), schema)
     write_record(folder.manifest, manifest)
@@ -281,23 +290,24 @@ def plan_jobs(run: Run, plan: Plan) -> Iterator[Job]:
     absent = {*run.failed, *run.unfinished}
     for shard in plan.shards:
         gone = [placed.key for placed in shard.samples if placed.key in absent]
-        yield shard_job(run, shard.without(gone) if gone else shard)
+        yield shard_job(run, shard.without(gone) if gone else shard, plan.codec)
 
 
-def shard_job(run: Run, shard: ShardPlan) -> Job:
+def shard_job(run: Run, shard: ShardPlan, codec: Codec) -> Job:
     """Return the job of a shard all of whose samples are finished."""
-    return Job(shard=shard, fingerprint=_fingerprint(run, shard))
+    return Job(shard=shard, fingerprint=_fingerprint(run, shard, codec))
 
 
-def _fingerprint(run: Run, shard: ShardPlan) -> str:
-    """Return a hash over all that the shard's bytes depend on: format, run, prompts, samples, dumps."""
+def _fingerprint(run: Run, shard: ShardPlan, codec: Codec) -> str:
+    """Return a hash over all that the shard's bytes depend on: format, run, prompts, samples, dumps, codec."""
     samples = []
     for placed in shard.samples:
         entry = run.entries[placed.key]
         dumps = [[dump.name, dump.size_bytes, dump.xxh3_128] for dump in entry.dumps]
         samples.append([placed.key, placed.sample.id, placed.sample.source, entry.num_tokens, entry.next_token, dumps])
     facts = [PACK_FORMAT, run.record.run_id, run.record.prompts.fingerprint, run.layout.layers, run.layout.hidden_size]
-    text = json.dumps([*facts, shard.number, shard.size_bytes, samples])
+    coded = [] if codec is Codec.PLAIN else [codec]
+    text = json.dumps([*facts, shard.number, shard.size_bytes, samples, *coded])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -329,6 +339,7 @@ def _manifest(run: Run, plan: Plan, shards: Mapping[str, PackedShard]) -> Manife
         shards=entries,
         capture=record.capture,
         dtype=record.dtype,
+        codec=plan.codec,
     )
 
 

@@ -11,6 +11,7 @@ from ..schemas.codec import read_record
 from ..schemas.errors import RecordError, StorageError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.sizes import format_size
+from ..schemas.states import Codec
 from .index_store import read_index_head
 from .pack_state import LOCK_FILENAME, Claim, PackState
 from .pushed_shards import PushedShards
@@ -91,6 +92,11 @@ def check_space(folder: DatasetFolder, needed_bytes: int) -> None:
             f"({format_size(free_bytes)}) are free at {folder.root}",
             mend="Free space, or give a folder on another disk with --out",
         )
+
+
+def recoding_bytes(sizes: Collection[int], codec: Codec, workers: int) -> int:
+    """Return the room that plain shards of `sizes` take beside the coded ones that are made of them, one a worker."""
+    return 0 if codec is Codec.PLAIN else sum(sorted(sizes)[-workers:])
 
 
 def drop_if_empty(folder: DatasetFolder, *, existed: bool) -> None:

@@ -80,7 +80,7 @@ class PackState:
     """The hidden records of one dataset folder."""
 
     def __init__(self, folder: DatasetFolder, layout: DatasetLayout) -> None:
-        """Nothing is read or made yet."""
+        """Nothing is read or made yet; `layout` is that of finished shards."""
         self.root = folder.index.parent / ".pack"
         self._folder = folder
         self._layout = layout
@@ -112,7 +112,8 @@ class PackState:
 
     def keep(self, name: str, record: PackedShard, rows: Sequence[IndexRow]) -> None:
         """Write down a finished shard, durably; its file has its name already."""
-        schema = index_schema(self._layout.layers, {_RECORD_KEY: codec.dumps(record)})
+        metadata = {_RECORD_KEY: codec.dumps(record)}
+        schema = index_schema(self._layout.layers, metadata, is_coded=self._layout.is_coded)
         with staged(self._path(name)) as out:
             write_index(out, [index_table(rows, schema)], schema)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..schemas.errors import DataError, StorageError
@@ -11,11 +12,11 @@ from ..schemas.ledger import LedgerEntry, SampleStatus
 from ..schemas.manifest import DatasetFolder
 from ..schemas.run import Packing
 from .assemble import SampleError
+from .index_rows import index_row
 from .plan import ShardPlan, plan_dataset
 from .run_reader import Run
 from .shard_head import scan_shard
-from .shard_packer import index_row
-from .shard_parts import array_hash, part_of, read_meta
+from .shard_parts import part_of, read_meta, stored_hash
 
 
 class NotInShardError(SampleError):
@@ -37,6 +38,7 @@ class PackedSamples:
             shard_multiple=packing.shard_multiple,
         )
         self._shards = plan.shards
+        self._layout = replace(run.layout, codec=packing.codec)
 
     def by_shard(self) -> Iterator[tuple[Path, list[tuple[LedgerEntry, IndexRow | None]]]]:
         """Yield each file that should hold samples, with the ledger line and the place of each; None: not in it."""
@@ -55,7 +57,7 @@ class PackedSamples:
                 metas = [(placed, read_meta(file, placed)) for placed in shard.samples]
             return part, {meta.key: index_row(placed, meta, shard.name) for placed, meta in metas if meta}
         try:
-            return final, {row.key: row for row in scan_shard(final, name=shard.name, layout=shard.layout)}
+            return final, {row.key: row for row in scan_shard(final, name=shard.name, layout=self._layout)}
         except (DataError, StorageError):
             return final, {}
 
@@ -66,6 +68,7 @@ def check_packed(path: Path, entry: LedgerEntry, row: IndexRow | None) -> None:
     Raises:
         NotInShardError: it is not there, or differs.
         FileCutError: the file ends first.
+        CodedBlockError, PlanesHeadError: a coded state is damaged.
     """
     if row is None:
         raise NotInShardError(
@@ -82,7 +85,7 @@ def check_packed(path: Path, entry: LedgerEntry, row: IndexRow | None) -> None:
         )
     with path.open("rb") as file:
         for name, place in row.arrays.items():
-            found = array_hash(path, file.fileno(), place.offset, place.length)
+            found = stored_hash(path, file.fileno(), row, name)
             if found != place.xxh3_128:
                 raise NotInShardError(
                     entry.key, f"{name} in {path} has hash {found}, its meta.json says {place.xxh3_128}"

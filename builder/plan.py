@@ -7,20 +7,22 @@ A sample that fails for good is taken out by laying out its one shard without it
 A shard: samples one after another; a sample: `meta.json` and the arrays of schemas/states.py in their order; a
 member: a tar header of 512 bytes, the `.npy` header (builder/npy.py), the array, zeros up to 512; at the end two
 blocks of zeros and zeros up to a multiple of 10,240. The shard size bounds that whole file.
+
+A codec changes no plan: shards are planned and filled plain, and recoded when they are whole (builder/shard_coder.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import shard_name
 from ..schemas.sample import META_MEMBER, NO_NEXT_TOKEN, SampleMeta, meta_bytes
 from ..schemas.sizes import format_size
-from ..schemas.states import MAX_MEMBER_BYTES, ArraySpec, array_specs
+from ..schemas.states import MAX_MEMBER_BYTES, ArraySpec, Codec, array_specs
 from .npy import MIN_PADDED_ARRAY_BYTES, PLAIN_HEADER_BYTES, padded_header_bytes
 from .tar_header import BLOCK, file_bytes, pad_to
 
@@ -61,11 +63,17 @@ class DatasetLayout:
 
     layers: tuple[int, ...]
     hidden_size: int
+    codec: Codec = Codec.PLAIN
 
     @property
     def specs(self) -> tuple[ArraySpec, ...]:
         """The arrays of a sample, in member order."""
-        return _specs(self.layers, self.hidden_size)
+        return _specs(self.layers, self.hidden_size, self.codec)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the states are not stored as they are."""
+        return self.codec is not Codec.PLAIN
 
     @property
     def max_tokens(self) -> int:
@@ -172,6 +180,14 @@ class Plan:
     shards: tuple[ShardPlan, ...]
     oversize: tuple[str, ...]
     """Keys of samples that are larger than a shard may be; each has a shard of its own."""
+
+    codec: Codec = Codec.PLAIN
+    """What the finished shards are recoded with; sizes and places here are those of plain ones."""
+
+    @property
+    def stored_layout(self) -> DatasetLayout:
+        """The layout of the finished shards."""
+        return replace(self.layout, codec=self.codec)
 
     @property
     def num_samples(self) -> int:
@@ -379,5 +395,5 @@ def _meta_bytes(sample: PlannedSample, layers: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=64)
-def _specs(layers: tuple[int, ...], hidden_size: int) -> tuple[ArraySpec, ...]:
-    return array_specs(layers, hidden_size)
+def _specs(layers: tuple[int, ...], hidden_size: int, codec: Codec) -> tuple[ArraySpec, ...]:
+    return array_specs(layers, hidden_size, codec)

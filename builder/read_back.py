@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +18,9 @@ from typing import BinaryIO, Self
 import xxhash
 
 from ..schemas.errors import StorageError
-from ..schemas.sample import SampleMeta
+from ..schemas.index import IndexRow
 from .file_scan import Region, scan_file
-from .plan import META, MemberPlan, PlacedSample
+from .planes_read import PlanesFeed
 
 
 class ShardReadBackError(StorageError):
@@ -37,20 +37,20 @@ class ReadBack:
 
     def __init__(self, out: BinaryIO, path: Path, size_bytes: int) -> None:
         """`out` is the shard's file, of its final size already; `path` is for errors."""
-        self._written: queue.SimpleQueue[tuple[PlacedSample, SampleMeta] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[IndexRow | None] = queue.SimpleQueue()
         self._is_given_up = False
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-back")
         self._sha256 = self._pool.submit(_scan, path, out.fileno(), size_bytes, self._samples())
 
-    def add(self, placed: PlacedSample, meta: SampleMeta) -> None:
-        """Tell that the next sample, in file order, is in the file whole."""
-        self._written.put((placed, meta))
+    def add(self, row: IndexRow) -> None:
+        """Tell that the next sample, in file order, is in the file whole, and where its arrays lie."""
+        self._written.put(row)
 
     def sha256(self) -> str:
         """Return the SHA-256 of the file, all samples of which were added.
 
         Raises:
-            ShardReadBackError: an array has another hash than its meta says.
+            ShardReadBackError: an array has another hash than its row says.
             FileCutError: the file has become shorter.
             OSError: it can't be read.
         """
@@ -67,11 +67,11 @@ class ReadBack:
         self._written.put(None)
         self._pool.shutdown()
 
-    def _samples(self) -> Iterator[tuple[PlacedSample, SampleMeta]]:
-        while (sample := self._written.get()) is not None:
+    def _samples(self) -> Iterator[IndexRow]:
+        while (row := self._written.get()) is not None:
             if self._is_given_up:
                 raise _GivenUpError
-            yield sample
+            yield row
         if self._is_given_up:
             raise _GivenUpError
 
@@ -80,38 +80,50 @@ class _GivenUpError(Exception):
     """Nobody asks for the hash any more."""
 
 
-def read_back(out: BinaryIO, path: Path, samples: Iterable[tuple[PlacedSample, SampleMeta]], size_bytes: int) -> str:
-    """Read a written shard once; return its SHA-256 if each array has the hash that its `meta.json` says.
+def read_back(out: BinaryIO, path: Path, rows: Iterable[IndexRow], size_bytes: int) -> str:
+    """Read a written shard once; return its SHA-256 if each array, decoded, has the hash that its row says.
 
     Raises:
         ShardReadBackError: an array differs.
         FileCutError: the file ends before `size_bytes`.
     """
-    return _scan(path, out.fileno(), size_bytes, samples)
+    return _scan(path, out.fileno(), size_bytes, rows)
 
 
-def _scan(path: Path, handle: int, size_bytes: int, samples: Iterable[tuple[PlacedSample, SampleMeta]]) -> str:
+def other_bytes(path: Path, key: str, array: str) -> ShardReadBackError:
+    """Return the error for an array of `path` that is not the one that was checked."""
+    return ShardReadBackError(
+        key,
+        f"{path}: {array} of {key} reads back other bytes than were checked",
+        why="A dump was changed while it was packed, or the disk is failing",
+        mend="Stop what writes to the run's folder, and run the same command again",
+    )
+
+
+def _scan(path: Path, handle: int, size_bytes: int, rows: Iterable[IndexRow]) -> str:
     whole = hashlib.sha256()
-    scan_file(path, handle, size_bytes, _regions(path, samples), whole.update)
+    scan_file(path, handle, size_bytes, _regions(path, rows), whole.update)
     return whole.hexdigest()
 
 
-def _regions(path: Path, samples: Iterable[tuple[PlacedSample, SampleMeta]]) -> Iterator[Region]:
+def _regions(path: Path, rows: Iterable[IndexRow]) -> Iterator[Region]:
     """Yield each array; nothing from a sample's begin on is read before it is here: a writer may be at work on it."""
-    for placed, meta in samples:
-        for member in placed.members:
-            if member.array != META:
-                yield from _checked(path, placed.key, member, meta.xxh3_128)
+    for row in rows:
+        for name in row.arrays:
+            yield from _checked(path, row, name)
 
 
-def _checked(path: Path, key: str, member: MemberPlan, xxh3_128: Mapping[str, str]) -> Iterator[Region]:
+def _checked(path: Path, row: IndexRow, name: str) -> Iterator[Region]:
     """Yield the array's place; when the next is asked for, it has been read and is compared."""
-    digest = xxhash.xxh3_128()
-    yield Region(offset=member.data_offset, length=member.data_bytes, row_bytes=1, take=digest.update)
-    if digest.hexdigest() != xxh3_128[member.array]:
-        raise ShardReadBackError(
-            key,
-            f"{path}: {member.array} of {key} reads back other bytes than were checked",
-            why="A dump was changed while it was packed, or the disk is failing",
-            mend="Stop what writes to the run's folder, and run the same command again",
+    place, digest = row.arrays[name], xxhash.xxh3_128()
+    if place.coded is None:
+        yield Region(offset=place.offset, length=place.length, row_bytes=1, take=digest.update)
+        is_whole = True
+    else:
+        feed = PlanesFeed(
+            row, name, lambda rows_NH: digest.update(rows_NH.data), where=f"{path}: {name} of sample {row.key}"
         )
+        yield Region(offset=place.offset, length=place.stored_bytes, row_bytes=1, take=feed.update)
+        is_whole = feed.end() is None
+    if not is_whole or digest.hexdigest() != place.xxh3_128:
+        raise other_bytes(path, row.key, name)

@@ -9,7 +9,7 @@ Shape legend: T tokens, H hidden width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import xxhash
@@ -44,6 +44,9 @@ class ArrayRead:
 
     xxh3_128: str
     """Empty where the rows are cropped: the index knows the checksum of the whole array alone."""
+
+    is_coded: bool = False
+    """Whether its rows are decoded into the block (builder/planes_read.py); no span has them then."""
 
     def tensor(self, block: torch.Tensor, *, shares_storage: bool) -> torch.Tensor:
         """Return the rows as a view of `block` (uint8): [T] for ids and mask, else [T, H]."""
@@ -81,7 +84,14 @@ class SampleReads:
     row: IndexRow
     arrays: tuple[ArrayRead, ...]
     spans: tuple[Span, ...]
+    """What is read as it is: all of the arrays but coded ones."""
+
     block_bytes: int
+
+    @property
+    def coded(self) -> tuple[ArrayRead, ...]:
+        """The arrays that are decoded."""
+        return tuple(array for array in self.arrays if array.is_coded)
 
     def tensors(self, block: torch.Tensor, *, shares_storage: bool = False) -> dict[str, torch.Tensor]:
         """Return all arrays as views of `block`, in file order.
@@ -135,8 +145,10 @@ def plan_reads(row: IndexRow, arrays: Sequence[str], max_tokens: int | None, *, 
     for name in arrays:
         place = row.arrays[name]
         length = place.length // row.num_tokens * T
-        last = spans[-1] if spans else None
-        if last is not None and 0 <= place.offset - last.offset - last.length <= gap_bytes:
+        last = spans[-1] if spans and not reads[-1].is_coded else None
+        if place.coded is not None:
+            start = pad_to(end_of_block, ALIGNMENT)
+        elif last is not None and 0 <= place.offset - last.offset - last.length <= gap_bytes:
             start = last.start + place.offset - last.offset
             spans[-1] = Span(offset=last.offset, length=place.offset + length - last.offset, start=last.start)
         else:
@@ -144,5 +156,6 @@ def plan_reads(row: IndexRow, arrays: Sequence[str], max_tokens: int | None, *, 
             spans.append(Span(offset=place.offset, length=length, start=start))
         end_of_block = start + length
         checksum = place.xxh3_128 if row.num_tokens == T else ""
-        reads.append(ArrayRead(name=name, offset=place.offset, length=length, T=T, start=start, xxh3_128=checksum))
+        read = ArrayRead(name=name, offset=place.offset, length=length, T=T, start=start, xxh3_128=checksum)
+        reads.append(read if place.coded is None else replace(read, is_coded=True))
     return SampleReads(row=row, arrays=tuple(reads), spans=tuple(spans), block_bytes=end_of_block)

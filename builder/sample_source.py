@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,8 +22,24 @@ from .catalog import Catalog
 from .loaders import StagedLoader, Wanted
 from .opened import RemoteOptions
 from .pushed_shards import PushedShards
-from .sample_map import map_sample
+from .sample_map import SampleRows, map_sample
 from .shard_source import LocalShards, ShardReader
+
+
+class Rows(Protocol):
+    """The rows of one sample, a stretch at a time."""
+
+    def rows(self, name: str, start: int, end: int) -> Tensor:
+        """Return the rows of an array from `start` to before `end`, all of which it has."""
+        ...
+
+
+class _FetchedRows:
+    def __init__(self, arrays: dict[str, Tensor]) -> None:
+        self._arrays = arrays
+
+    def rows(self, name: str, start: int, end: int) -> Tensor:
+        return self._arrays[name][start:end]
 
 
 class SampleSource:
@@ -67,6 +85,17 @@ class SampleSource:
             return _fetched(self._far, row, Wanted(arrays=tuple(arrays), max_tokens=max_tokens, verify=True))
         self._near.check_shard(row.shard)
         return map_sample(self._catalog.shard_path(row), row, arrays, max_tokens=max_tokens)
+
+    def open_rows(self, row: IndexRow, arrays: Sequence[str]) -> AbstractContextManager[Rows]:
+        """Return the named arrays of a sample, to be looked at a stretch of rows at a time.
+
+        In memory that does not grow with the sample, unless its shard is on the Hub. Errors as `read`; a coded state
+        that is damaged is one where it is looked at: CodedBlockError, PlanesHeadError.
+        """
+        if self._far is not None and row.shard in self._away:
+            return nullcontext(_FetchedRows(self.read(row, arrays)))
+        self._near.check_shard(row.shard)
+        return SampleRows(self._catalog.shard_path(row), row, arrays)
 
 
 def _fetched(reader: ShardReader, row: IndexRow, wanted: Wanted) -> dict[str, Tensor]:

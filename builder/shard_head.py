@@ -16,15 +16,15 @@ from ..schemas.codec import loads
 from ..schemas.errors import DataError
 from ..schemas.index import IndexRow
 from ..schemas.sample import META_MEMBER, SampleMeta
-from ..schemas.states import FINAL, is_state_name
+from ..schemas.states import FINAL, Codec, is_state_name, state_member
 from .file_map import open_to_read
 from .npy import parse_npy_header
 from .plan import DatasetLayout
-from .tar_reader import OpenShard, read_members, read_samples
+from .tar_reader import OpenShard, planes_head, read_members, read_samples
 
 _MAX_META_BYTES = 1024 * 1024
 _MAX_NPY_HEADER = 10_240
-_FINAL_COLUMN = f"{FINAL}.bf16.npy"
+_FINAL_COLUMNS = {state_member(FINAL, codec): codec for codec in Codec}
 
 
 class ForeignShardError(DataError):
@@ -57,20 +57,25 @@ def layout_of(path: Path) -> DatasetLayout:
     """Return the layers and the width of the samples of the shard at `path`, from its first one.
 
     Raises:
-        ForeignShardError, TarHeaderError, NpyHeaderError, RecordError, ShardStructureError: it is damaged or no shard
-            of ours.
+        ForeignShardError, TarHeaderError, NpyHeaderError, PlanesHeadError, RecordError, ShardStructureError: it is
+            damaged or no shard of ours.
         StorageError: it can't be opened.
     """
     with opened(path) as shard:
         meta = first_meta_of(shard)
         own = takewhile(lambda member: member.key == meta.key, read_members(shard))
-        final = next((member for member in own if member.column == _FINAL_COLUMN), None)
+        final = next((member for member in own if member.column in _FINAL_COLUMNS), None)
         if final is None:
-            raise ForeignShardError(f"{path}: sample {meta.key} has no {_FINAL_COLUMN}")
-        start = shard.read(final.offset, min(final.size, _MAX_NPY_HEADER))
-        width = parse_npy_header(start, where=f"{path}: {final.name}").shape[1]
+            raise ForeignShardError(f"{path}: sample {meta.key} has no {' or '.join(_FINAL_COLUMNS)}")
+        codec = _FINAL_COLUMNS[final.column]
+        if codec is Codec.PLAIN:
+            start = shard.read(final.offset, min(final.size, _MAX_NPY_HEADER))
+            width = parse_npy_header(start, where=f"{path}: {final.name}").shape[1]
+        else:
+            width = planes_head(shard, final).width
     names = [name for name in meta.xxh3_128 if is_state_name(name) and name != FINAL]
-    return DatasetLayout(layers=tuple(sorted(int(name.removeprefix("layer_")) for name in names)), hidden_size=width)
+    layers = tuple(sorted(int(name.removeprefix("layer_")) for name in names))
+    return DatasetLayout(layers=layers, hidden_size=width, codec=codec)
 
 
 @contextmanager

@@ -2,15 +2,16 @@
 
 A refused sample is set aside with its reason, and the shard is laid out anew without it. Each dump is read once for
 its checks and copied once in the kernel; meanwhile a second thread reads back what is written already, once, for the
-SHA-256 of the file and the hash of each array (builder/read_back).
+SHA-256 of the file and the hash of each array (builder/read_back). With a codec the plain shard is a scratch file, and
+the finished one is made of it (builder/shard_coder).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,21 +19,23 @@ import numpy as np
 
 from ..schemas.atomic import staged
 from ..schemas.errors import DataError, StorageError
-from ..schemas.index import ArrayPlace, IndexRow
+from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.sample import SampleMeta, meta_content
 from ..schemas.sizes import format_size
-from ..schemas.states import INPUT_IDS, LOSS_MASK
+from ..schemas.states import INPUT_IDS, LOSS_MASK, Codec
 from .assemble import ExaminedSample
 from .dump_reader import Dump
 from .dump_zip import DumpUnreadableError
+from .index_rows import index_row
 from .pack_state import PackedShard, SetAside
-from .plan import META, PlacedSample, ShardPlan
+from .plan import PlacedSample, ShardPlan
 from .read_back import ReadBack
 from .run_check import examine_finished
 from .run_reader import Run
+from .shard_coder import WrittenShard, code_shard, plain_scratch
 from .tar_writer import FileRange, Piece, ShardWriter
 
 
@@ -59,7 +62,8 @@ class Draft:
     metas: list[SampleMeta] = field(default_factory=list)
     norm_sums: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    sha256: str = ""
+    file: WrittenShard | None = None
+    """None where no sample is left, and so no file."""
 
     def add(self, meta: SampleMeta, state_norms: Mapping[str, float]) -> None:
         """Take up a sample that was written."""
@@ -69,34 +73,40 @@ class Draft:
 
     def result(self, shard: ShardPlan, fingerprint: str, set_aside: Sequence[SetAside] = ()) -> ShardResult:
         """Return the record and the index rows of the shard as it was written: `shard`, all samples of this draft."""
-        entry = ShardEntry(
-            name=shard.name,
-            num_samples=len(shard.samples),
-            num_tokens=shard.num_tokens,
-            size_bytes=shard.size_bytes,
-            sha256=self.sha256,
-        )
+        entry = None
+        if self.file is not None:
+            entry = ShardEntry(
+                name=shard.name,
+                num_samples=len(shard.samples),
+                num_tokens=shard.num_tokens,
+                size_bytes=self.file.size_bytes,
+                sha256=self.file.sha256,
+            )
         record = PackedShard(
             fingerprint=fingerprint,
-            entry=entry if shard.samples else None,
+            entry=entry,
             num_trainable=sum(meta.num_trainable for meta in self.metas),
             norm_sums=self.norm_sums,
             set_aside=tuple(set_aside),
             warnings=tuple(self.warnings),
         )
-        pairs = zip(shard.samples, self.metas, strict=True)
-        return ShardResult(record=record, rows=tuple(index_row(placed, meta, shard.name) for placed, meta in pairs))
+        rows = self.file.rows if self.file is not None else ()
+        assert len(rows) == len(shard.samples) == len(self.metas), shard.name
+        return ShardResult(record=record, rows=rows)
 
 
 class ShardPacker:
     """Packs one shard; used once, by one thread."""
 
-    def __init__(self, run: Run, folder: DatasetFolder, progress: Progress, stop: threading.Event) -> None:
-        """`stop` ends the work at the next sample."""
+    def __init__(
+        self, run: Run, folder: DatasetFolder, progress: Progress, stop: threading.Event, codec: Codec = Codec.PLAIN
+    ) -> None:
+        """`stop` ends the work at the next sample; `codec` is that of the finished shard."""
         self._run = run
         self._folder = folder
         self._progress = progress
         self._stop = stop
+        self._codec = codec
         self._set_aside: dict[str, SetAside] = {}
 
     def pack(self, shard: ShardPlan, fingerprint: str) -> ShardResult:
@@ -125,13 +135,29 @@ class ShardPacker:
         return draft.result(kept, fingerprint, [self._set_aside[key] for key in sorted(self._set_aside)])
 
     def _write(self, shard: ShardPlan, path: Path, draft: Draft) -> None:
+        rows: list[IndexRow] = []
+        if self._codec is not Codec.PLAIN:
+            with plain_scratch(path) as plain:
+                self._write_samples(ShardWriter(plain, shard), shard, draft, rows.append)
+                with staged(path) as out:
+                    layout = replace(shard.layout, codec=self._codec)
+                    draft.file = code_shard(plain, until_stopped(rows, self._stop), out, layout)
+            return
         with staged(path) as out:
             writer = ShardWriter(out, shard)
             with ReadBack(out, path, shard.size_bytes) as read_back:
-                self._write_samples(writer, read_back, shard, draft)
-                draft.sha256 = read_back.sha256()
 
-    def _write_samples(self, writer: ShardWriter, read_back: ReadBack, shard: ShardPlan, draft: Draft) -> None:
+                def add(row: IndexRow) -> None:
+                    rows.append(row)
+                    read_back.add(row)
+
+                self._write_samples(writer, shard, draft, add)
+                sha256 = read_back.sha256()
+        draft.file = WrittenShard(rows=tuple(rows), size_bytes=shard.size_bytes, sha256=sha256)
+
+    def _write_samples(
+        self, writer: ShardWriter, shard: ShardPlan, draft: Draft, written: Callable[[IndexRow], object]
+    ) -> None:
         num_refused = len(self._set_aside)
         for placed in shard.samples:
             if self._stop.is_set():
@@ -141,7 +167,7 @@ class ShardPacker:
                 examined = examine_finished(self._run, prompt)
                 if len(self._set_aside) == num_refused:  # else only look for more: the shard is laid out anew
                     self._add(writer, placed, prompt, examined, draft)
-                    read_back.add(placed, draft.metas[-1])
+                    written(index_row(placed, draft.metas[-1], shard.name))
             except DataError as fault:
                 self._set_aside[prompt.key] = SetAside(key=prompt.key, id=prompt.id, reason=str(fault))
                 self._progress.note(f"sample {prompt.key} is set aside: {fault}")
@@ -162,6 +188,14 @@ class ShardPacker:
         for placed in shard.samples:
             size_bytes = placed.end - placed.start
             self._progress.advance(num_samples=1, num_tokens=placed.sample.num_tokens, size_bytes=size_bytes)
+
+
+def until_stopped(rows: Iterable[IndexRow], stop: threading.Event) -> Iterator[IndexRow]:
+    """Yield the rows; PackStoppedError once `stop` is set."""
+    for row in rows:
+        if stop.is_set():
+            raise PackStoppedError
+        yield row
 
 
 def sample_meta(placed: PlacedSample, prompt: Prompt, xxh3_128: dict[str, str], next_token: int) -> SampleMeta:
@@ -208,26 +242,6 @@ def _open(dump: Dump) -> BinaryIO:
 def _range(dump: Dump, handle: int, array: str) -> FileRange:
     place = dump.arrays[array]
     return FileRange(path=dump.path, handle=handle, offset=place.offset, length=place.length)
-
-
-def index_row(placed: PlacedSample, meta: SampleMeta, shard: str) -> IndexRow:
-    """Return the index row of a sample at its place."""
-    return IndexRow(
-        shard=shard,
-        key=meta.key,
-        id=meta.id,
-        source=meta.source,
-        num_tokens=meta.num_tokens,
-        num_trainable=meta.num_trainable,
-        next_token=meta.next_token,
-        arrays={
-            member.array: ArrayPlace(
-                offset=member.data_offset, length=member.data_bytes, xxh3_128=meta.xxh3_128[member.array]
-            )
-            for member in placed.members
-            if member.array != META
-        },
-    )
 
 
 def bloated(dumps: Iterable[Dump]) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """The hidden file in which a shard fills up while its samples are still being extracted, and what is in it.
 
-    data/.train-00000.tar.part    laid out by the plan over all prompts of the run; unwritten places read as zeros
+    data/.train-00000.tar.part    laid out by the plan over all prompts of the run; unwritten places read as zeros;
+                                  plain, whatever the codec of the finished shard
 
 Its name is always the same, so that a resumed run takes it up again. The ledger says which samples are in it; that
 their `meta.json` can be read at their place shows that it is that file.
@@ -12,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,12 +22,16 @@ import xxhash
 from ..schemas.atomic import staged, sync_folder
 from ..schemas.codec import loads
 from ..schemas.errors import DataError
+from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder
 from ..schemas.sample import SampleMeta, meta_content
+from ..schemas.states import Codec
 from .file_scan import BLOCK_BYTES, read_exactly
+from .index_rows import index_row, meta_of
 from .plan import META, PlacedSample, ShardPlan
+from .planes_read import CodedRows, file_state
 from .shard_head import scan_shard
-from .tar_writer import FileRange, ShardWriter
+from .tar_writer import FileRange, Piece, ShardWriter
 
 
 class WrittenBytesError(DataError):
@@ -35,9 +41,10 @@ class WrittenBytesError(DataError):
 class ShardParts:
     """The part files of one dataset folder; its methods may be called from any thread."""
 
-    def __init__(self, folder: DatasetFolder) -> None:
-        """Nothing is read or made yet."""
+    def __init__(self, folder: DatasetFolder, codec: Codec = Codec.PLAIN) -> None:
+        """Nothing is read or made yet; `codec` is that of finished shards."""
         self._folder = folder
+        self._codec = codec
         self._lock = threading.Lock()
 
     def path(self, shard: ShardPlan) -> Path:
@@ -81,12 +88,13 @@ class ShardParts:
     def _make(self, shard: ShardPlan, part: Path, final: Path) -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():
-            rows = {row.key: row for row in scan_shard(final, name=shard.name, layout=shard.layout)}
-            if len(rows) == len(shard.samples):
+            layout = replace(shard.layout, codec=self._codec)
+            rows = list(scan_shard(final, name=shard.name, layout=layout))
+            if len(rows) == len(shard.samples) and not layout.is_coded:
                 final.replace(part)
             else:
                 with final.open("rb") as source, staged(part) as out:
-                    copy_samples(source, out, _without_others(shard, rows), shard)
+                    copy_samples(source, rows, out, shard)
                 final.unlink()
         else:
             with staged(part) as out:
@@ -142,35 +150,49 @@ def array_hash(path: Path, handle: int, offset: int, length: int) -> str:
     return digest.hexdigest()
 
 
-def copy_samples(source: BinaryIO, out: BinaryIO, old: ShardPlan, new: ShardPlan) -> list[SampleMeta]:
-    """Copy the samples that two layouts of one shard share to their new places; return their metas in `new`'s order.
+def stored_hash(path: Path, handle: int, row: IndexRow, name: str) -> str:
+    """Return the xxh3_128 of an array of an open shard, decoded.
 
     Raises:
-        WrittenBytesError: a sample is not at its old place.
+        FileCutError: the file ends first.
+        CodedBlockError, PlanesHeadError: a coded state is damaged.
     """
-    writer = ShardWriter(out, new)
-    places = {placed.key: placed for placed in old.samples}
-    metas = []
-    for target in new.samples:
-        placed = places.get(target.key)
-        if placed is None:
-            continue
-        meta = read_meta(source, placed)
-        if meta is None:
-            raise WrittenBytesError(f"{placed.key} is not at offset {placed.start} of {source.name}")
-        writer.write_sample(target, meta_content(meta, new.layout.layers), _arrays(source, placed))
-        metas.append(meta)
-    return metas
+    place = row.arrays[name]
+    if place.coded is None:
+        return array_hash(path, handle, place.offset, place.length)
+    digest = xxhash.xxh3_128()
+    for _, rows in CodedRows(file_state(path, handle, row, name), row.num_tokens).blocks():
+        digest.update(rows)
+    return digest.hexdigest()
 
 
-def _arrays(source: BinaryIO, placed: PlacedSample) -> dict[str, Sequence[FileRange]]:
+def copy_samples(source: BinaryIO, rows: Iterable[IndexRow], out: BinaryIO, shard: ShardPlan) -> tuple[IndexRow, ...]:
+    """Copy samples, plain or coded, that lie in `source` as `rows` say to their places in the plain shard `shard`.
+
+    Samples that the shard does not have are left out, and places of others stay as they are. Returns the new rows, in
+    the order of `rows`.
+
+    Raises:
+        CodedBlockError, PlanesHeadError: a coded state is damaged.
+    """
+    writer = ShardWriter(out, shard)
+    places = {placed.key: placed for placed in shard.samples}
+    copied = []
+    for row in rows:
+        if row.key in places:
+            meta = meta_of(row)
+            writer.write_sample(places[row.key], meta_content(meta, shard.layout.layers), _arrays(source, row))
+            copied.append(index_row(places[row.key], meta, shard.name))
+    return tuple(copied)
+
+
+def _arrays(source: BinaryIO, row: IndexRow) -> dict[str, Sequence[Piece]]:
     path, handle = Path(source.name), source.fileno()
     return {
-        member.array: [FileRange(path=path, handle=handle, offset=member.data_offset, length=member.data_bytes)]
-        for member in placed.members
-        if member.array != META
+        name: [
+            FileRange(path=path, handle=handle, offset=place.offset, length=place.length)
+            if place.coded is None
+            else CodedRows(file_state(path, handle, row, name), row.num_tokens)
+        ]
+        for name, place in row.arrays.items()
     }
-
-
-def _without_others(shard: ShardPlan, kept: Mapping[str, object]) -> ShardPlan:
-    return shard.without(placed.key for placed in shard.samples if placed.key not in kept)

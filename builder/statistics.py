@@ -2,7 +2,7 @@
 
     index             every sample's length and mask share                        histograms
     evenly spaced     states of some samples, block by block                      builder/state_statistics
-                      memory-mapped, or read where the shards are                 builder/sample_source
+                      mapped, decoded, or read where the shards are               builder/sample_source
     first of these    ids, mask and norms of their first rows                     excerpts, for the report's browser
 
 Memory: the index, a block of rows of each state, and sums as wide as the model.
@@ -24,7 +24,7 @@ from ..schemas.progress import Progress, Silent
 from ..schemas.states import INPUT_IDS, LOSS_MASK, state_names
 from ..schemas.statistics import DatasetStatistics, Histogram, SampleExcerpt, shards_fingerprint
 from .catalog import Catalog, open_catalog
-from .sample_source import SampleSource
+from .sample_source import Rows, SampleSource
 from .state_statistics import CosineTally, StateTally
 
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -108,16 +108,10 @@ class _Pass:
 
     def take(self, row: IndexRow, num_shown: int) -> SampleExcerpt:
         """Look at all rows of a sample; return its first `num_shown`."""
-        arrays = self._source.read(row, (INPUT_IDS, LOSS_MASK, *self._names))
+        arrays = self._source.read(row, (INPUT_IDS, LOSS_MASK))
         norms: dict[str, list[float]] = {name: [] for name in self._names}
-        step = max(_BLOCK_BYTES // (4 * self._width), 1)
-        for start in range(0, row.num_tokens, step):
-            blocks = [arrays[name][start : start + step].to(torch.float32) for name in self._names]
-            found = [tally.update(row.key, start, block) for tally, block in zip(self.states, blocks, strict=True)]
-            for name, block_norms in zip(self._names, found, strict=True):
-                norms[name] += block_norms[: max(num_shown - start, 0)].tolist()
-            for pair, both, both_norms in zip(self.pairs, pairwise(blocks), pairwise(found), strict=True):
-                pair.update(*both, *both_norms)
+        with self._source.open_rows(row, self._names) as sample:
+            self._take_states(row, sample, norms, num_shown)
         return SampleExcerpt(
             key=row.key,
             id=row.id,
@@ -127,6 +121,18 @@ class _Pass:
             loss_mask=tuple(arrays[LOSS_MASK][:num_shown].tolist()),
             norms={name: tuple(values) for name, values in norms.items()},
         )
+
+    def _take_states(self, row: IndexRow, sample: Rows, norms: dict[str, list[float]], num_shown: int) -> None:
+        """Look at all states of a sample; add the norms of its first `num_shown` rows to `norms`."""
+        step = max(_BLOCK_BYTES // (4 * self._width), 1)
+        for start in range(0, row.num_tokens, step):
+            end = min(start + step, row.num_tokens)
+            blocks = [sample.rows(name, start, end).to(torch.float32) for name in self._names]
+            found = [tally.update(row.key, start, block) for tally, block in zip(self.states, blocks, strict=True)]
+            for name, block_norms in zip(self._names, found, strict=True):
+                norms[name] += block_norms[: max(num_shown - start, 0)].tolist()
+            for pair, both, both_norms in zip(self.pairs, pairwise(blocks), pairwise(found), strict=True):
+                pair.update(*both, *both_norms)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..schemas.errors import UsageError
+from ..schemas.index import IndexRow
 from ..schemas.ledger import SampleStatus
 from ..schemas.run import RUN_FILENAME, ModelFacts
 from ..schemas.states import FINAL, INPUT_IDS, state_names
@@ -133,8 +134,12 @@ class _StoredDataset:
             key=key,
             input_ids=arrays[INPUT_IDS],
             states={name: arrays[name] for name in states},
-            last_final=self._source.read(row, (FINAL,))[FINAL][-1],  # mapped: only the row that is used is read
+            last_final=self._last_final(row),
         )
+
+    def _last_final(self, row: IndexRow) -> Tensor:
+        with self._source.open_rows(row, (FINAL,)) as sample:  # only the row that is used is read, or its block
+            return sample.rows(FINAL, row.num_tokens - 1, row.num_tokens)[-1]
 
 
 class _StoredRun:

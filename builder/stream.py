@@ -28,7 +28,15 @@ from .decode import DecodedSample
 from .opened import OpenedDataset, RemoteOptions, open_dataset
 from .sample_order import Order, Remainder, epoch_order, rank_part, worker_part
 from .sample_reads import choose_arrays
-from .stream_options import Reading, Selection, Staging, check_numbers, choose_ranks, choose_reading
+from .stream_options import (
+    DatasetKind,
+    Reading,
+    Selection,
+    Staging,
+    check_numbers,
+    choose_ranks,
+    choose_reading,
+)
 from .stream_reader import SampleReader
 from .stream_state import Pass, SharedCursor, StreamState, check_same_stream
 
@@ -98,7 +106,8 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         shuffle_seed=shuffle_seed,
         ranks=ranks,
     )
-    reading = choose_reading(staging, prefetch_bytes, verify=verify, device=device, is_remote=opened.is_remote)
+    kind = DatasetKind(is_remote=opened.is_remote, codec=opened.catalog.manifest.codec)
+    reading = choose_reading(staging, prefetch_bytes, verify=verify, device=device, kind=kind)
     return HiddenStateStream(opened, selection, reading, epoch)
 
 
@@ -142,6 +151,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
             DatasetMismatchError: a shard is of another packing, or was written again after the stream was opened.
             ShardCutError: a shard was cut since the stream was opened.
             FlippedBitsError: an array does not have its checksum, where `verify` is on.
+            CodedBlockError, PlanesHeadError: a coded state is damaged, whether `verify` is on or not.
             StorageError: a shard can't be opened or a server does not answer; or the workers' shared memory is too
                 small for a sample.
         """

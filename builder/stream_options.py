@@ -11,14 +11,15 @@ import torch.distributed
 
 from ..schemas.errors import UsageError
 from ..schemas.sizes import parse_size
+from ..schemas.states import Codec
 from .sample_order import Ranks
 
 Staging = Literal["auto", "map", "arena", "pinned"]
 """Where samples lie.
 
-`map`: in the page cache, seen through the mapped file: no copy, local datasets only. `arena`: read into memory that is
-used again and again. `pinned`: the same from torch's page-locked memory, from which a GPU copies by itself. `auto`:
-`pinned` where `device` is a GPU, else `map` for local datasets and `arena` for remote ones.
+`map`: in the page cache, seen through the mapped file: no copy; of local datasets whose states are plain. `arena`: read
+into memory that is used again and again. `pinned`: the same from torch's page-locked memory, from which a GPU copies by
+itself. `auto`: `pinned` where `device` is a GPU, else `map` where that can be, else `arena`.
 """
 
 
@@ -30,6 +31,14 @@ class Selection:
     max_tokens: int | None
     shuffle_seed: int | None
     ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetKind:
+    """What of a dataset decides how it can be read."""
+
+    is_remote: bool
+    codec: Codec = Codec.PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,29 +80,31 @@ def choose_ranks(rank: int | None, world_size: int | None, remainder: str) -> Ra
 
 
 def choose_reading(
-    staging: str, prefetch_bytes: int | str, *, verify: bool | None, device: object, is_remote: bool
+    staging: str, prefetch_bytes: int | str, *, verify: bool | None, device: object, kind: DatasetKind
 ) -> Reading:
     """Return how samples are brought in.
 
     Raises:
-        UsageError: a mode or size that can't be; mapping what is remote; pinned memory without a GPU.
+        UsageError: a mode or size that can't be; mapping what is remote or coded; pinned memory without a GPU.
     """
     if staging not in ("auto", "map", "arena", "pinned"):
         raise UsageError(f"staging is {staging!r}", mend="Give 'auto', 'map', 'arena' or 'pinned'")
     target = None if device is None else torch.device(device)  # type: ignore[call-overload]  # torch checks it
-    if staging == "map" and is_remote:
+    if staging == "map" and kind.is_remote:
         raise UsageError("a remote dataset can't be mapped", mend="Leave staging out")
+    if staging == "map" and kind.codec is not Codec.PLAIN:
+        raise UsageError(f"states of codec {kind.codec} are decoded, and so can't be mapped", mend="Leave staging out")
     if staging == "pinned" and not torch.cuda.is_available():
         raise UsageError("staging='pinned' needs a GPU, and torch sees none", mend="Leave staging out")
     if staging == "auto":
-        plain = "arena" if is_remote else "map"
+        plain = "arena" if kind.is_remote or kind.codec is not Codec.PLAIN else "map"
         staging = "pinned" if target is not None and target.type == "cuda" else plain
     size = parse_size(prefetch_bytes) if isinstance(prefetch_bytes, str) else prefetch_bytes
     check_numbers(prefetch_bytes=(size, 1))
     return Reading(
         staging=staging,  # type: ignore[arg-type]  # just compared
         prefetch_bytes=size,
-        verify=is_remote if verify is None else verify,
+        verify=kind.is_remote if verify is None else verify,
         device=target,
     )
 

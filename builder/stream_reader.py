@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..schemas.errors import UsageError
 from ..schemas.index import IndexRow
+from ..schemas.states import Codec
 from .arena import Arena
 from .decode import DecodedSample
 from .device_copy import on_device
@@ -21,6 +22,7 @@ from .prefetch import Prefetcher
 from .sample_reads import plan_reads
 from .shard_source import LocalReader, ShardReader
 from .stream_options import Reading, Selection
+from .worker_count import decode_threads
 
 
 class SampleReader:
@@ -57,7 +59,10 @@ class SampleReader:
         reader = self._source.open(self._first_rows)
         try:
             ahead = self._reading.prefetch_bytes // max(1, num_workers)
-            threads = max(1, reader.threads // max(1, num_workers))
+            threads = reader.threads
+            if self._catalog.manifest.codec is not Codec.PLAIN:
+                threads = max(threads, decode_threads())
+            threads = max(1, threads // max(1, num_workers))
             with (
                 closing(self._loader(reader, num_workers)) as loader,
                 Prefetcher(rows, loader, ahead_bytes=ahead, threads=threads) as prefetcher,

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from ..schemas.codec import loads
 from ..schemas.errors import DataError, RecordError
-from ..schemas.index import ArrayPlace, IndexRow
+from ..schemas.index import ArrayPlace, CodedForm, IndexRow
+from ..schemas.planes import FIXED, PlanesHead, read_head, size_of_head
 from ..schemas.sample import META_MEMBER, SampleMeta
-from ..schemas.states import ArraySpec
+from ..schemas.states import ArraySpec, Codec
+from .index_rows import row_of
 from .npy import parse_npy_header
 from .plan import DatasetLayout
 from .tar_header import BLOCK, END_BYTES, RECORD, pad_to, parse_tar_header
@@ -117,16 +119,7 @@ def read_samples(shard: OpenShard, name: str, layout: DatasetLayout) -> Iterator
         meta = _meta(shard, members[0])
         pairs = zip(members[1:], layout.specs, strict=True)
         arrays = {spec.name: _place(shard, member, spec, meta) for member, spec in pairs}
-        yield IndexRow(
-            shard=name,
-            key=key,
-            id=meta.id,
-            source=meta.source,
-            num_tokens=meta.num_tokens,
-            num_trainable=meta.num_trainable,
-            next_token=meta.next_token,
-            arrays=arrays,
-        )
+        yield row_of(meta, name, arrays)
     if not seen:
         raise shard.fault(0, "the shard holds no sample", why="Stock readers fail on an empty tar")
 
@@ -172,6 +165,10 @@ def _meta(shard: OpenShard, member: TarMember) -> SampleMeta:
 
 def _place(shard: OpenShard, member: TarMember, spec: ArraySpec, meta: SampleMeta) -> ArrayPlace:
     where = f"{shard.path}: {member.name}"
+    if spec.name not in meta.xxh3_128:
+        raise RecordError(f"{META_MEMBER} has no hash of {spec.name}", where=where)
+    if spec.codec is not Codec.PLAIN:
+        return _coded_place(shard, member, spec, meta)
     header = parse_npy_header(shard.read(member.offset, min(member.size, _MAX_NPY_HEADER)), where=where)
     length = member.size - header.header_bytes
     found = (header.dtype, header.shape, length)
@@ -182,6 +179,39 @@ def _place(shard: OpenShard, member: TarMember, spec: ArraySpec, meta: SampleMet
             f"{member.name} is {found[0]} {list(found[1])} in {length} bytes, "
             f"expected {wanted[0]} {list(wanted[1])} in {wanted[2]}",
         )
-    if spec.name not in meta.xxh3_128:
-        raise RecordError(f"{META_MEMBER} has no hash of {spec.name}", where=where)
     return ArrayPlace(offset=member.offset + header.header_bytes, length=length, xxh3_128=meta.xxh3_128[spec.name])
+
+
+def planes_head(shard: OpenShard, member: TarMember) -> PlanesHead:
+    """Return the head of a coded state, by which the member has the size that it has.
+
+    Raises:
+        PlanesHeadError: it is cut or damaged.
+        ShardStructureError: the member has another size.
+    """
+    where = f"{shard.path}: {member.name}"
+    fixed = shard.read(member.offset, min(FIXED.size, member.size))
+    size = min(size_of_head(fixed, where=where), member.size)
+    head = read_head(shard.read(member.offset, size), where=where)
+    if head.member_bytes != member.size:
+        raise shard.fault(
+            member.header_offset,
+            f"{member.name} has {member.size} bytes, {head.member_bytes} by its head",
+            why="A block is missing, cut or doubled",
+        )
+    return head
+
+
+def _coded_place(shard: OpenShard, member: TarMember, spec: ArraySpec, meta: SampleMeta) -> ArrayPlace:
+    head = planes_head(shard, member)
+    if (head.num_rows, head.width) != (meta.num_tokens, spec.width):
+        raise shard.fault(
+            member.header_offset,
+            f"{member.name} is [{head.num_rows}, {head.width}], expected [{meta.num_tokens}, {spec.width}]",
+        )
+    return ArrayPlace(
+        offset=member.offset,
+        length=meta.num_tokens * spec.row_bytes,
+        xxh3_128=meta.xxh3_128[spec.name],
+        coded=CodedForm(codec=spec.codec, length=member.size, dtype=spec.dtype, width=spec.width),
+    )

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from ..schemas.errors import DataError
 from .npy import npy_header
@@ -46,8 +46,25 @@ class FileRange:
     offset: int
     length: int
 
+    def copy_to(self, out: int, offset: int) -> None:
+        """Copy the range to `offset` of `out`; errors as `copy_range`."""
+        copy_range(self, out, offset)
 
-Piece = bytes | memoryview | FileRange
+
+class Copied(Protocol):
+    """Bytes that come by themselves."""
+
+    @property
+    def length(self) -> int:
+        """How many."""
+        ...
+
+    def copy_to(self, out: int, offset: int) -> None:
+        """Write them at `offset` of the open file `out`."""
+        ...
+
+
+Piece = bytes | memoryview | Copied
 """Part of an array's bytes, in row order."""
 
 
@@ -77,17 +94,17 @@ class ShardWriter:
             if member.array != META:
                 dtype, width = widths[member.array]
                 header += npy_header(dtype, (placed.sample.num_tokens, width), member.npy_bytes)
-            _write_all(self._out, header, member.header_offset)
+            write_all(self._out, header, member.header_offset)
             self._write_pieces(member, pieces)
         begin_write_out(self._out, placed.start, placed.end - placed.start)
 
     def _write_pieces(self, member: MemberPlan, pieces: Sequence[Piece]) -> None:
         offset = member.data_offset
         for piece in pieces:
-            if isinstance(piece, FileRange):
-                copy_range(piece, self._out, offset)
+            if isinstance(piece, bytes | memoryview):
+                write_all(self._out, piece, offset)
             else:
-                _write_all(self._out, piece, offset)
+                piece.copy_to(self._out, offset)
             offset += _length(piece)
 
 
@@ -129,11 +146,12 @@ def _sendfile(source: FileRange, out: int, offset: int, done: int) -> int:
 
 def _read_write(source: FileRange, out: int, offset: int, done: int) -> int:
     block = os.pread(source.handle, min(source.length - done, _BUFFER_BYTES), source.offset + done)
-    _write_all(out, block, offset + done)
+    write_all(out, block, offset + done)
     return len(block)
 
 
-def _write_all(out: int, content: bytes | memoryview, offset: int) -> None:
+def write_all(out: int, content: bytes | memoryview, offset: int) -> None:
+    """Write `content` at `offset` of the open file `out`."""
     view = memoryview(content).cast("B")
     while view:
         written = os.pwrite(out, view, offset)
@@ -141,4 +159,4 @@ def _write_all(out: int, content: bytes | memoryview, offset: int) -> None:
 
 
 def _length(piece: Piece) -> int:
-    return piece.length if isinstance(piece, FileRange) else memoryview(piece).nbytes
+    return memoryview(piece).nbytes if isinstance(piece, bytes | memoryview) else piece.length

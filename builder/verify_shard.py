@@ -2,7 +2,7 @@
 
     structure     builder/tar_reader: whole samples, in order, nothing else
     index         each row against what the file says
-    bytes         SHA-256 of the file, hash of each array
+    bytes         SHA-256 of the file, hash of each array; coded states are decoded for it, a block at a time
     values        ids in the vocabulary, mask 0 or 1, states by builder/state_check
 
 A shard whose structure is broken is still read where the index says that its arrays lie.
@@ -28,6 +28,7 @@ from ..schemas.states import INPUT_IDS, LOSS_MASK, ArraySpec
 from .faults import Findings
 from .file_scan import Region, scan_file
 from .plan import DatasetLayout
+from .planes_read import PlanesFeed
 from .state_check import StateCheck
 from .tar_reader import OpenShard, read_samples
 
@@ -51,7 +52,9 @@ class ShardVerifier:
         self._name = task.entry.name
         self._task = task
         self._vocab_size = manifest.model.vocab_size
-        self._layout = DatasetLayout(layers=manifest.layers, hidden_size=manifest.model.hidden_size)
+        self._layout = DatasetLayout(
+            layers=manifest.layers, hidden_size=manifest.model.hidden_size, codec=manifest.codec
+        )
 
     def verify(self, progress: Progress, *, quick: bool = False) -> Findings:
         """Return all that is wrong with the shard; `quick` leaves its arrays and its SHA-256 unread."""
@@ -149,11 +152,19 @@ class SampleVerifier:
 
     def _state(self, spec: ArraySpec, place: ArrayPlace, ids_T: npt.NDArray[np.int32]) -> Iterator[Region]:
         check = StateCheck(spec.name, ids_T)
+        if place.coded is None:
 
-        def take(block: memoryview) -> None:
-            check.update(np.frombuffer(block, dtype="<u2").reshape(-1, spec.width))
+            def take(block: memoryview) -> None:
+                check.update(np.frombuffer(block, dtype="<u2").reshape(-1, spec.width))
 
-        yield Region(offset=place.offset, length=place.length, row_bytes=spec.row_bytes, take=take)
+            yield Region(offset=place.offset, length=place.length, row_bytes=spec.row_bytes, take=take)
+        else:
+            feed = PlanesFeed(self._row, spec.name, check.update, where=spec.name)
+            yield Region(offset=place.offset, length=place.stored_bytes, row_bytes=1, take=feed.update)
+            damage = feed.end()
+            if damage is not None:  # what could be decoded of it says nothing more
+                self._add(damage.what.removeprefix(f"{spec.name}: "), array=spec.name)
+                return
         for fault in check.faults():
             self._add(fault.message, array=spec.name, row=fault.row)
         if check.xxh3_128 in self._seen:
@@ -194,7 +205,7 @@ def _readable(rows: Sequence[IndexRow], layout: DatasetLayout, size_bytes: int) 
         for spec in layout.specs if is_good else ():
             place = places[spec.name]
             is_good = is_good and place.offset >= end and place.length == row.num_tokens * spec.row_bytes
-            end = place.offset + place.length
+            end = place.offset + place.stored_bytes
         if is_good and end <= size_bytes:
             yield row
         else:

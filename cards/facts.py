@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..schemas.manifest import Manifest
 from ..schemas.sizes import format_size
-from ..schemas.states import array_specs, bytes_per_token
+from ..schemas.states import Codec, array_specs, bytes_per_token
 
 _DEFAULT_BUFFER = 1_000
 _OF_THE_MACHINE = ("--model-path", "--revision", "--host", "--port")
@@ -34,7 +34,7 @@ class CardFacts:
     """Ids, mask and states of one token."""
 
     payload_bytes: int
-    """All arrays of all samples, without tar and `.npy` headers."""
+    """What stock readers hold of all samples: the arrays, without tar and `.npy` headers; of coded ones the shards."""
 
     default_buffer_bytes: int
     """What the shuffle buffer of stock `datasets`, 1,000 samples by default, would hold."""
@@ -54,11 +54,12 @@ def card_facts(manifest: Manifest) -> CardFacts:
     totals = manifest.totals
     num_samples = max(totals.num_samples, 1)
     per_token = bytes_per_token(manifest.layers, manifest.model.hidden_size)
+    payload_bytes = per_token * totals.num_tokens if manifest.codec is Codec.PLAIN else totals.size_bytes
     return CardFacts(
         title=f"EAGLE-3 hidden states of {_short_name(manifest.model.name)}",
         bytes_per_token=per_token,
-        payload_bytes=per_token * totals.num_tokens,
-        default_buffer_bytes=per_token * totals.num_tokens * min(_DEFAULT_BUFFER, num_samples) // num_samples,
+        payload_bytes=payload_bytes,
+        default_buffer_bytes=payload_bytes * min(_DEFAULT_BUFFER, num_samples) // num_samples,
         size_category=_size_category(totals.num_samples),
         rows=_rows(manifest, per_token),
         flags=" ".join(_flags(manifest.engine.command)),
@@ -90,8 +91,18 @@ def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:
         ("size", f"{format_size(totals.size_bytes)} ({totals.size_bytes:,} bytes)"),
         ("mean sample", f"{totals.num_tokens / num_samples:,.0f} tokens, {format_size(sample_bytes)}"),
         ("bytes a token", f"{per_token:,}"),
+        *_codec_rows(manifest, per_token * totals.num_tokens),
         ("states", f"{states}: {manifest.dtype}, width {model.hidden_size:,}"),
         ("model", f"{model.name}, {model.num_layers} decoder layers, vocabulary {model.vocab_size:,}"),
+    )
+
+
+def _codec_rows(manifest: Manifest, plain_bytes: int) -> tuple[tuple[str, str], ...]:
+    if manifest.codec is Codec.PLAIN:
+        return ()
+    size_bytes = max(manifest.totals.size_bytes, 1)
+    return (
+        ("codec", f"{manifest.codec}, lossless: {format_size(plain_bytes)} decoded, {plain_bytes / size_bytes:.2f} x"),
     )
 
 

@@ -21,7 +21,7 @@ import yaml
 from ..schemas.manifest import Manifest
 from ..schemas.preview import PREVIEW_SHARD, PREVIEW_TEXT, PreviewRecord
 from ..schemas.sample import META_MEMBER
-from ..schemas.states import ArraySpec, array_specs
+from ..schemas.states import ArraySpec, Codec, array_specs
 from .facts import CardFacts
 from .licenses import TERM_KEYS
 
@@ -58,12 +58,14 @@ def front_matter(
 
 def columns(manifest: Manifest) -> list[Yaml]:
     """Return the type of every column in the form of `dataset_info.features`."""
-    specs = array_specs(manifest.layers, manifest.model.hidden_size)
+    specs = array_specs(manifest.layers, manifest.model.hidden_size, manifest.codec)
     strings = ({"name": name, "dtype": "string"} for name in ("__key__", "__url__"))
     return [_meta_column(specs), *(_array_column(spec) for spec in specs), *strings]
 
 
 def _array_column(spec: ArraySpec) -> Yaml:
+    if spec.codec is not Codec.PLAIN:
+        return {"name": spec.member, "dtype": "binary"}
     kind = {"shape": [None, spec.width], "dtype": _NUMPY_NAMES[spec.dtype]}
     return {"name": spec.member, "dtype": {"array2_d": kind}}
 

@@ -12,7 +12,7 @@ import jinja2
 from ..schemas.manifest import Manifest
 from ..schemas.preview import PreviewRecord
 from ..schemas.sizes import format_size
-from ..schemas.states import array_specs
+from ..schemas.states import Codec, array_specs
 from ..schemas.statistics import DatasetStatistics
 from ..schemas.verified import Verified
 from .charts import CARD_CHARTS, charts
@@ -44,7 +44,8 @@ def render_card(manifest: Manifest, extras: CardExtras | None = None) -> str:
     extras = extras or CardExtras()
     facts = card_facts(manifest)
     input_of, output_of = server_ids(manifest.layers)
-    states = [spec for spec in array_specs(manifest.layers, manifest.model.hidden_size) if spec.is_state]
+    specs = array_specs(manifest.layers, manifest.model.hidden_size, manifest.codec)
+    states = [spec for spec in specs if spec.is_state]
     drawn = charts(manifest, extras.statistics) if extras.statistics else ()
     return (
         _environment()
@@ -55,6 +56,7 @@ def render_card(manifest: Manifest, extras: CardExtras | None = None) -> str:
             facts=facts,
             manifest=manifest,
             states=states,
+            is_coded=manifest.codec is not Codec.PLAIN,
             statistics=extras.statistics,
             charts=[chart for chart in drawn if chart.name in CARD_CHARTS],
             preview=extras.preview,

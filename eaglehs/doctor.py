@@ -21,7 +21,7 @@ from .preflight import nearest_folder
 from .schemas.errors import EaglehsError
 from .schemas.sizes import format_size
 
-NEEDED = ("torch", "transformers", "datasets", "huggingface_hub", "numpy", "pyarrow", "httpx", "xxhash")
+NEEDED = ("torch", "transformers", "datasets", "huggingface_hub", "numpy", "pyarrow", "httpx", "xxhash", "zstandard")
 OPTIONAL = ("sglang", "webdataset", "matplotlib")
 
 FEW_FILES = 1024

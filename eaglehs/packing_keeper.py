@@ -16,6 +16,7 @@ from .schemas.errors import DataError, UsageError
 from .schemas.ledger import LedgerEntry
 from .schemas.progress import Progress
 from .schemas.run import Packing, RunRecord
+from .schemas.states import Codec
 
 if TYPE_CHECKING:
     from .builder.one_step import OneStep
@@ -35,6 +36,7 @@ class PackOptions:
     shard_size_bytes: int = 2_000_000_000
     shuffle_seed: int | None = None
     shard_multiple: int = 1
+    codec: Codec = Codec.PLAIN
     is_drained: bool = False
     """Finished shards are sent away and deleted, so that room for a few is enough."""
 
@@ -46,6 +48,7 @@ class PackOptions:
             shard_size_bytes=self.shard_size_bytes,
             shuffle_seed=self.shuffle_seed,
             shard_multiple=self.shard_multiple,
+            codec=self.codec,
         )
 
 
@@ -66,7 +69,8 @@ def check_same_packing(found: RunRecord, options: PackOptions | None, where: Pat
     old = found.packing
     shuffle = "" if old.shuffle_seed is None else f" --shuffle {old.shuffle_seed}"
     multiple = "" if old.shard_multiple == 1 else f" --shard-multiple {old.shard_multiple}"
-    given = f"--shard-size {old.shard_size_bytes}{shuffle}{multiple}"
+    codec = "" if old.codec is Codec.PLAIN else f" --codec {old.codec}"
+    given = f"--shard-size {old.shard_size_bytes}{shuffle}{multiple}{codec}"
     raise UsageError(
         f"{where} is packed into {old.dataset} with {given}",
         why="Its samples lie at the places that these options gave them",
@@ -196,6 +200,7 @@ def open_packing(
         shard_size_bytes=options.shard_size_bytes,
         shuffle_seed=options.shuffle_seed,
         shard_multiple=options.shard_multiple,
+        codec=options.codec,
         workers=worker_count(None),
     )
     with locked(options.dataset), open_run(store.folder.root) as run:

@@ -17,6 +17,7 @@ from .schemas.ledger import LedgerEntry, SampleStatus
 from .schemas.manifest import DatasetFolder
 from .schemas.prompt import Prompt
 from .schemas.sizes import format_size
+from .schemas.states import Codec
 
 if TYPE_CHECKING:
     from .builder.plan import DatasetLayout, Plan
@@ -67,7 +68,7 @@ class Forecast:
 
     num_shards: int
     dataset_bytes: int
-    """Of all shards of the whole run, by the plan."""
+    """Of all shards of the whole run, by the plan; with a codec, no more than that."""
 
     spool_bytes: int
     """Most bytes of dumps under way or waiting to be kept."""
@@ -197,17 +198,24 @@ def _kept_bytes(job: Job, plan: Plan, sizes: Sequence[int]) -> int:
     """Return what is still to be written to where samples stay: shards, or dumps in the run."""
     if job.pack is None:
         return sum(sizes)
+    from .builder.pack_folder import recoding_bytes
     from .builder.pushed_shards import PushedShards
+    from .builder.worker_count import worker_count
 
     folder = DatasetFolder(job.pack.dataset)
     pushed = PushedShards(folder)
     kept_bytes = 0
+    sizes = []
     for shard in plan.shards:
         there_bytes = _there_bytes(folder.shard(shard.name))
         is_elsewhere = not there_bytes and pushed.note(shard.name) is not None
-        kept_bytes += 0 if is_elsewhere else shard.size_bytes - there_bytes
+        is_coded = job.pack.codec is not Codec.PLAIN and folder.shard(shard.name).exists()
+        if not is_elsewhere and not is_coded:
+            kept_bytes += shard.size_bytes - there_bytes
+            sizes.append(shard.size_bytes)
     largest = max((shard.size_bytes for shard in plan.shards), default=0)
-    return min(kept_bytes, DRAINED_SHARDS * largest) if job.pack.is_drained else kept_bytes
+    kept_bytes = min(kept_bytes, DRAINED_SHARDS * largest) if job.pack.is_drained else kept_bytes
+    return kept_bytes + recoding_bytes(sizes, job.pack.codec, worker_count(None))
 
 
 def _there_bytes(shard: Path) -> int:

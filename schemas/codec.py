@@ -5,6 +5,10 @@ the file as `kind` and `version`. Reading refuses another kind, another version,
 value of another type, each by name: a format never drifts unseen. JSON is written with sorted keys, so that the same
 record is the same bytes.
 
+A format that grows keeps its old files: a class that reads older versions says the first of them as `OLDEST`, and marks
+each later field with `since(version)`. Such a field is left out where it has its default, and a record is written in
+the oldest version that has all that it holds, so what could be said before is the same bytes as before.
+
 Fields may be str, int, float, bool, `X | None`, StrEnum, tuple[X, ...], dict[str, X] and other records.
 """
 
@@ -21,18 +25,25 @@ from typing import Any, TypeVar
 
 from .atomic import write_atomically
 from .errors import RecordError
-from .quick_codec import OddValueError, quick_reader
+from .quick_codec import SINCE, OddValueError, quick_reader, versions_of
 
 R = TypeVar("R")
 
 Json = dict[str, Any]
 
 
+def since(version: int) -> dict[str, int]:
+    """Return the metadata of a field, with a default, that came with `version` of its record."""
+    return {SINCE: version}
+
+
 def encode(record: Any) -> Json:
     """Return `record` (a dataclass instance) as plain JSON types, with `kind` and `version` if its class has them."""
-    fields = {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    fields = {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record) if not _is_later(f, record)}
     kind = getattr(record, "KIND", None)
-    return fields if kind is None else {"kind": kind, "version": record.VERSION, **fields}
+    if kind is None:
+        return fields
+    return {"kind": kind, "version": max(versions_of(type(record))[0], _newest_field(record)), **fields}
 
 
 def decode(cls: type[R], value: object, *, where: str) -> R:
@@ -48,9 +59,11 @@ def decode(cls: type[R], value: object, *, where: str) -> R:
     if not isinstance(value, dict):
         raise RecordError(f"expected an object, found {type(value).__name__}", where=where)
     data = dict(value)
-    if hasattr(cls, "KIND"):
-        _check_kind(cls, data, where)
     hints = _hints(typing.cast(Any, cls))
+    if hasattr(cls, "KIND"):
+        version = _check_kind(cls, data, where)
+        later = {f.name for f in dataclasses.fields(typing.cast(Any, cls)) if f.metadata.get(SINCE, 0) > version}
+        hints = {name: hint for name, hint in hints.items() if name not in later}
     _check_keys(cls, data, hints, where)
     return cls(**{name: _typed(hints[name], item, f"{where}: {name}") for name, item in data.items()})
 
@@ -95,18 +108,32 @@ def read_record(cls: type[R], path: Path) -> R:
     return loads(cls, text, where=str(path))
 
 
-def _check_kind(cls: type, data: Json, where: str) -> None:
+def _is_later(field: dataclasses.Field[Any], record: Any) -> bool:
+    """Tell whether a field came with a later version, and the record makes no use of it."""
+    return SINCE in field.metadata and getattr(record, field.name) == field.default
+
+
+def _newest_field(record: Any) -> int:
+    """Return the version that has all fields that the record makes use of, its parts' as well."""
+    used = [f for f in dataclasses.fields(record) if not _is_later(f, record)]
+    parts = (getattr(record, f.name) for f in used)
+    versions: list[int] = [f.metadata.get(SINCE, 0) for f in used]
+    versions += [_newest_field(part) for part in parts if dataclasses.is_dataclass(part)]
+    return max(versions, default=0)
+
+
+def _check_kind(cls: type, data: Json, where: str) -> int:
     kind, version = data.pop("kind", None), data.pop("version", None)
     expected: str = cls.KIND  # type: ignore[attr-defined]
-    known: int = cls.VERSION  # type: ignore[attr-defined]
+    oldest, newest = versions_of(cls)
     if kind != expected:
         raise RecordError(f"is of kind {kind!r}, expected {expected!r}", where=where)
-    if version != known:
-        newer = isinstance(version, int) and version > known
+    if type(version) is not int or not oldest <= version <= newest:
+        newer = isinstance(version, int) and version > newest
         mend = "A newer eaglehs wrote it: pip install -U eaglehs" if newer else "Make it anew with this eaglehs"
-        raise RecordError(
-            f"has {expected} version {version!r}; this eaglehs reads version {known}", where=where, mend=mend
-        )
+        known = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+        raise RecordError(f"has {expected} version {version!r}; this eaglehs reads {known}", where=where, mend=mend)
+    return version
 
 
 def _check_keys(cls: type, data: Json, hints: dict[str, Any], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Manifest: `dataset/manifest.json`, what is in a packed dataset and how it was made. Format version 1.
+"""Manifest: `dataset/manifest.json`, what is in a packed dataset and how it was made. Format versions 1 and 2.
 
 dataset/README.md               the card
 dataset/manifest.json           this record, written last but for the card
@@ -6,16 +6,19 @@ dataset/_index/samples.parquet  see schemas/index.py
 dataset/data/train-00000.tar    see schemas/states.py and schemas/sample.py
 dataset/plots/                  optional; see schemas/statistics.py
 dataset/preview/                optional; see schemas/preview.py
+
+Version 2 has `codec`; a dataset whose states are plain is written as version 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from .codec import since
 from .run import EngineFacts, ModelFacts, PromptFacts
-from .states import CAPTURE
+from .states import CAPTURE, Codec
 
 MANIFEST_FILENAME = "manifest.json"
 
@@ -49,7 +52,8 @@ class Manifest:
     """The contents of manifest.json."""
 
     KIND: ClassVar[str] = "eaglehs.manifest"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
+    OLDEST: ClassVar[int] = 1
 
     run_id: str
     created_at: str
@@ -72,6 +76,8 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     capture: str = CAPTURE
     dtype: str = "bfloat16"
+    codec: Codec = field(default=Codec.PLAIN, metadata=since(2))
+    """How the states are stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,18 @@ from typing import Any
 Reader = Callable[[Any], Any]
 """Parsed JSON -> typed value."""
 
+SINCE = "since"
+"""Key in a field's metadata: the version of the record that it came with."""
+
 
 class OddValueError(Exception):
     """The value is not what the type says."""
+
+
+def versions_of(cls: Any) -> tuple[int, int]:
+    """Return the oldest and the newest version of a record that this eaglehs reads."""
+    newest: int = cls.VERSION
+    return getattr(cls, "OLDEST", newest), newest
 
 
 @lru_cache(maxsize=256)
@@ -67,13 +76,20 @@ def _record(cls: Any) -> Reader:
     readers = {field.name: quick_reader(hints[field.name]) for field in fields}
     missing = dataclasses.MISSING
     required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
-    head = {"kind": cls.KIND, "version": cls.VERSION} if hasattr(cls, "KIND") else {}
+    head = ("kind", "version") if hasattr(cls, "KIND") else ()
+    # For each version that may be: the fields that it has not.
+    later = {
+        version: {f.name for f in fields if f.metadata.get(SINCE, 0) > version}
+        for version in (range(versions_of(cls)[0], versions_of(cls)[1] + 1) if head else ())
+    }
 
     def read_record(value: Any) -> Any:
         if type(value) is not dict or not required <= value.keys():
             raise OddValueError
-        for name, wanted in head.items():
-            if name not in value or value[name] != wanted or type(value[name]) is not type(wanted):
+        if head:
+            version: Any = value.get("version")
+            is_known = value.get("kind") == cls.KIND and type(version) is int and version in later
+            if not is_known or not later[version].isdisjoint(value):
                 raise OddValueError
         try:
             return cls(**{name: readers[name](item) for name, item in value.items() if name not in head})

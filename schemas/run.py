@@ -1,24 +1,27 @@
-"""Run: `run/run.json`, one extraction and everything that its states depend on. Format version 1.
+"""Run: `run/run.json`, one extraction and everything that its states depend on. Format versions 1 and 2.
 
 run/run.json          this record, written before the first request and updated at the end
 run/prompts.parquet   see schemas/prompt.py
 run/ledger.jsonl      see schemas/ledger.py
 run/dumps/ab/*.pt     dumps of finished samples, see schemas/dump.py; `ab` = schemas.keys.fan_out(key)
 run/server.log        what the server printed
+
+Version 2 has `packing.codec`; a run that is not packed at once, or plainly, is written as version 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from .codec import since
 from .errors import UsageError
 from .keys import fan_out
 from .ledger import LEDGER_FILENAME
 from .prompt import PROMPTS_FILENAME
-from .states import CAPTURE
+from .states import CAPTURE, Codec
 
 RUN_FILENAME = "run.json"
 
@@ -100,13 +103,17 @@ class Packing:
     shard_multiple: int = 1
     """The number of shards is divisible by it."""
 
+    codec: Codec = field(default=Codec.PLAIN, metadata=since(2))
+    """How the dataset's states are stored."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The contents of run.json."""
 
     KIND: ClassVar[str] = "eaglehs.run"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
+    OLDEST: ClassVar[int] = 1
 
     run_id: str
     """Eight hex digits; part of each request id."""
@@ -171,12 +178,12 @@ def check_same_run(found: RunRecord, wanted: RunRecord, *, where: Path) -> None:
     Raises:
         UsageError: names the first field that differs, with both values.
     """
-    for field, old, new in _identity(found, wanted):
+    for what, old, new in _identity(found, wanted):
         if old != new:
             raise UsageError(
-                f"{where} was made with another {field}: {old} there, {new} now",
+                f"{where} was made with another {what}: {old} there, {new} now",
                 why="Its finished samples would not match the new ones",
-                mend=f"Give the same {field} to go on with it, or another --out for a new run",
+                mend=f"Give the same {what} to go on with it, or another --out for a new run",
             )
 
 

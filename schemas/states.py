@@ -13,6 +13,10 @@ Arrays of a sample of T tokens, in the order of the shard's members (H = hidden 
     loss_mask   loss_mask.npy         uint8                   [T, 1]   1 = a token that the drafter is trained on
     layer_<k>   layer_<k>.bf16.npy    uint16: bits of bf16    [T, H]   ascending k
     final       final.bf16.npy        uint16: bits of bf16    [T, H]
+
+With codec `planes-zstd` the states are coded, without loss, in members `layer_<k>.bf16.planes` and `final.bf16.planes`
+(schemas/planes.py); ids and mask stay as they are. A name that ends so is taken by stock readers for plain bytes; one
+in `.zst` they would decompress, and one in `.raw` or `.bin` some take for audio or pictures.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from .errors import UsageError
 
@@ -33,7 +38,23 @@ LOSS_MASK = "loss_mask"
 MAX_MEMBER_BYTES = 2_147_483_646
 """A column value above this can't be held by Arrow's `binary` and list types (datasets issue 7691)."""
 
+BITS_SUFFIX = ".bf16.npy"
+"""Ends the member of a plain state: the bits of bfloat16 as uint16."""
+
+PLANES_SUFFIX = ".bf16.planes"
+"""Ends the member of a coded state."""
+
 _STATE = re.compile(r"final|layer_(0|[1-9]\d*)")
+
+
+class Codec(StrEnum):
+    """How a dataset's states are stored."""
+
+    PLAIN = "plain"
+    """As they are: readers map them."""
+
+    PLANES_ZSTD = "planes-zstd"
+    """Byte planes under zstd (schemas/planes.py): about 0.7 of the bytes, for archives and slow links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +68,16 @@ class ArraySpec:
     """Name in the shard after `<key>.`, and so the column in `datasets` and `webdataset`."""
 
     dtype: str
-    """numpy dtype string of the member: `<i4`, `|u1` or `<u2`."""
+    """numpy dtype string of the array: `<i4`, `|u1` or `<u2`."""
 
     row_bytes: int
-    """Bytes of one row (one token)."""
+    """Bytes of one row (one token), not coded."""
 
     width: int
     """Second dimension: 1, or the hidden width H."""
+
+    codec: Codec = Codec.PLAIN
+    """`plain`: the member is the array as `.npy`."""
 
     @property
     def is_state(self) -> bool:
@@ -76,12 +100,24 @@ def is_state_name(name: str) -> bool:
     return _STATE.fullmatch(name) is not None
 
 
-def array_specs(layers: Iterable[int], hidden_size: int) -> tuple[ArraySpec, ...]:
+def state_member(name: str, codec: Codec) -> str:
+    """Return the name of a state's member after `<key>.`."""
+    return name + (BITS_SUFFIX if codec is Codec.PLAIN else PLANES_SUFFIX)
+
+
+def array_specs(layers: Iterable[int], hidden_size: int, codec: Codec = Codec.PLAIN) -> tuple[ArraySpec, ...]:
     """Return the arrays of a sample in member order."""
     ids = ArraySpec(name=INPUT_IDS, member="input_ids.npy", dtype="<i4", row_bytes=4, width=1)
     mask = ArraySpec(name=LOSS_MASK, member="loss_mask.npy", dtype="|u1", row_bytes=1, width=1)
     states = (
-        ArraySpec(name=name, member=f"{name}.bf16.npy", dtype="<u2", row_bytes=2 * hidden_size, width=hidden_size)
+        ArraySpec(
+            name=name,
+            member=state_member(name, codec),
+            dtype="<u2",
+            row_bytes=2 * hidden_size,
+            width=hidden_size,
+            codec=codec,
+        )
         for name in state_names(layers)
     )
     return (ids, mask, *states)

@@ -13,7 +13,7 @@ import typer
 from .. import console
 from ..schemas.errors import StorageError
 from ..schemas.sizes import format_size, parse_size
-from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
+from .options import CodecName, JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
 
 if TYPE_CHECKING:
     from ..extract_run import ExtractPlan, ExtractSettings
@@ -89,6 +89,9 @@ def extract(
             help="With --pack: a shard count that N divides, of about equal tokens.",
         ),
     ] = None,
+    codec: Annotated[
+        CodecName | None, typer.Option("--codec", help="With --pack: how states are stored, as of `eaglehs pack`.")
+    ] = None,
     spool_size: Annotated[
         str | None,
         typer.Option(
@@ -152,10 +155,12 @@ def extract(
     from ..extract_run import ExtractSettings
     from ..packing_keeper import PackOptions
     from ..push_stream import PushOptions
+    from ..schemas.states import Codec
 
-    if pack is None and (shard_size, shuffle, shard_multiple) != (None, None, None):
+    if pack is None and (shard_size, shuffle, shard_multiple, codec) != (None, None, None, None):
         raise typer.BadParameter(
-            "--shard-size, --shuffle and --shard-multiple need --pack DATASET; without it they are for eaglehs pack"
+            "--shard-size, --shuffle, --shard-multiple and --codec need --pack DATASET; "
+            "without it they are for eaglehs pack"
         )
     pushed = PushOptions(
         repo=push or "",
@@ -192,6 +197,7 @@ def extract(
             shuffle_seed=shuffle,
             is_drained=delete_pushed,
             shard_multiple=shard_multiple or 1,
+            codec=Codec(codec or "plain"),
         )
         if pack
         else None,

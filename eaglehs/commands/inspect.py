@@ -14,6 +14,7 @@ from .options import JsonFlag
 
 if TYPE_CHECKING:
     from ..builder.inspect import Overview, SampleView
+    from ..schemas.index import ArrayPlace
 
 
 def inspect(
@@ -69,6 +70,7 @@ def _overview_lines(found: Overview) -> list[tuple[str, str]]:
         (found.kind, found.path),
         ("model", f"{model.name} @ {model.revision[:12]} ({model.architecture}, {model.num_layers} layers)"),
         ("states", f"{', '.join(map(str, found.layers))} ({found.capture}) and final, width {model.hidden_size}, bf16"),
+        ("codec", "" if found.codec == "plain" else str(found.codec)),
         ("engine", f"{found.engine}, run {found.run_id} of {found.created_at}"),
         ("samples", f"{found.num_samples:,} of {found.num_planned:,} prompts"),
         ("tokens", f"{found.num_tokens:,}, {found.num_trainable:,} trained on ({share})"),
@@ -88,10 +90,15 @@ def _sample_lines(found: SampleView) -> list[tuple[str, str]]:
         ("status", f"{found.status} {found.reason}".strip()),
         ("tokens", f"{found.num_tokens:,}, {found.num_trainable:,} trained on; the engine's next: {found.next_token}"),
         ("shard", found.shard),
-        *((name, f"{place.length:,} bytes at {place.offset:,}") for name, place in found.arrays.items()),
+        *((name, _place_text(place)) for name, place in found.arrays.items()),
         *(("dump", f"{dump.name}, {dump.size_bytes:,} bytes") for dump in found.dumps),
         ("norms", _norms(found.state_norms)),
     ]
+
+
+def _place_text(place: ArrayPlace) -> str:
+    text = f"{place.stored_bytes:,} bytes at {place.offset:,}"
+    return text if place.coded is None else f"{text}, {place.coded.codec} of {place.length:,}"
 
 
 def _reasons(counts: dict[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +24,9 @@ LayerList = Annotated[
 ProfileName = Annotated[
     str | None, typer.Option("--profile", help="Server settings for a model: kimi-k25, cpu, or a TOML file.")
 ]
+
+CodecName = Literal["plain", "planes-zstd"]
+"""The names of schemas.states.Codec."""
 
 TrustFlag = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run (tokenizer, config, model).")

@@ -9,7 +9,7 @@ import typer
 
 from .. import console
 from ..schemas.sizes import format_size, parse_size
-from .options import JsonFlag
+from .options import CodecName, JsonFlag
 
 if TYPE_CHECKING:
     from ..builder.pack import PackSummary
@@ -36,6 +36,14 @@ def pack(
             help="Make a number of shards that N divides, of about equal tokens: for N readers.",
         ),
     ] = 1,
+    codec: Annotated[
+        CodecName,
+        typer.Option(
+            "--codec",
+            help="How states are stored. planes-zstd, lossless, is smaller and for archives: stock readers then need "
+            "eaglehs.decode, and nothing can be mapped.",
+        ),
+    ] = "plain",
     partial: Annotated[
         bool, typer.Option("--partial", help="Pack a run that is not finished, without what is missing.")
     ] = False,
@@ -54,12 +62,14 @@ def pack(
     from ..builder.run_reader import read_run_record
     from ..builder.worker_count import worker_count
     from ..cards.write import write_card
+    from ..schemas.states import Codec
 
     settings = PackSettings(
         shard_size_bytes=parse_size(shard_size),
         workers=worker_count(workers),
         shuffle_seed=shuffle,
         shard_multiple=shard_multiple,
+        codec=Codec(codec),
         allow_partial=partial,
     )
     facts = read_run_record(run).prompts

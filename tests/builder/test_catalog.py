@@ -173,6 +173,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path):
 def test_a_manifest_of_a_newer_version_names_the_way_out(tmp_path: Path):
     dataset = make_dataset(tmp_path)
     manifest = json.loads(dataset.folder.manifest.read_text())
-    dataset.folder.manifest.write_text(json.dumps(manifest | {"version": 2}))
+    dataset.folder.manifest.write_text(json.dumps(manifest | {"version": 3}))
     with pytest.raises(RecordError, match="pip install -U eaglehs"):
         open_catalog(dataset.root)

@@ -23,14 +23,18 @@ from pathlib import Path
 from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.verify import verify
 from eaglehs.schemas.progress import Silent
-run, out = map(Path, sys.argv[1:])
+from eaglehs.schemas.states import Codec
+run, out, coded = map(Path, sys.argv[1:])
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+coded_settings = PackSettings(shard_size_bytes=400_000_000, workers=2, codec=Codec.PLANES_ZSTD)
 figures = {}
 for name, work in (
     ("pack", lambda: pack_run(run, out, PackSettings(shard_size_bytes=400_000_000, workers=2), Silent()).set_aside),
     ("verify dataset", lambda: verify(out, Silent(), workers=2).faults),
     ("verify run", lambda: verify(run, Silent()).faults),
+    ("pack, coded", lambda: pack_run(run, coded, coded_settings, Silent()).set_aside),
+    ("verify coded dataset", lambda: verify(coded, Silent(), workers=2).faults),
 ):
     started = time.monotonic()
     assert work() == ()
@@ -54,8 +58,9 @@ def large_run(root: Path) -> SyntheticRun:
 
 def test_a_gigabyte_is_packed_and_verified_in_flat_memory(tmp_path: Path):
     run = large_run(tmp_path / "run")
-    command = [sys.executable, "-c", SCRIPT, str(run.root), str(tmp_path / "dataset")]
+    command = [sys.executable, "-c", SCRIPT, str(run.root), str(tmp_path / "dataset"), str(tmp_path / "coded")]
     figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(figures)  # noqa: T201 - seen with pytest -s
     assert all(figure["peak_bytes"] < LIMIT_BYTES for figure in figures.values()), figures
-    assert len(list((tmp_path / "dataset/data").iterdir())) == -(-NUM_SAMPLES // 3)
+    for name in ("dataset", "coded"):
+        assert len(list((tmp_path / name / "data").iterdir())) == -(-NUM_SAMPLES // 3)

@@ -13,6 +13,7 @@ import pytest
 from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.states import Codec
 
 from tests.builder.test_pack import files
 from tests.factories.runs import SyntheticRun, make_run
@@ -136,14 +137,16 @@ def test_a_killed_pack_goes_on_at_its_unfinished_shard(tmp_path: Path):
     assert verify_dataset(tmp_path / "d").is_good
 
 
+@pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.2, 0.4])
-def test_a_pack_killed_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, delay_s):
+def test_a_pack_killed_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, delay_s, codec: Codec):
     run = make_run(tmp_path / "run", lengths=[30] * 60, chunk_rows=16)
     script = textwrap.dedent(f"""
         from pathlib import Path
         from eaglehs.builder.pack import PackSettings, pack_run
         from eaglehs.schemas.progress import Silent
-        settings = PackSettings(shard_size_bytes={SIZE}, workers=2)
+        from eaglehs.schemas.states import Codec
+        settings = PackSettings(shard_size_bytes={SIZE}, workers=2, codec=Codec({str(codec)!r}))
         print("go", flush=True)
         pack_run(Path({str(run.root)!r}), Path({str(tmp_path / "d")!r}), settings, Silent())
     """)
@@ -152,8 +155,8 @@ def test_a_pack_killed_at_any_moment_ends_as_an_undisturbed_one(tmp_path: Path, 
     time.sleep(delay_s)
     process.kill()
     process.communicate()
-    pack(run, tmp_path / "d")
-    pack(run, tmp_path / "fresh", workers=2)
+    pack(run, tmp_path / "d", codec=codec)
+    pack(run, tmp_path / "fresh", workers=2, codec=codec)
     assert files(tmp_path / "d") == files(tmp_path / "fresh")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from eaglehs.builder.index_rows import index_row
 from eaglehs.builder.plan import DatasetLayout, PlannedSample, lay_out_shard
 from eaglehs.builder.read_back import ReadBack, ShardReadBackError, read_back
 from eaglehs.builder.tar_writer import ShardWriter
@@ -59,13 +60,12 @@ def test_the_hash_is_that_of_the_whole_file_though_it_is_read_while_it_is_writte
     with path.open("w+b") as out:
         writer = ShardWriter(out, shard)
         with ReadBack(out, path, shard.size_bytes) as reader:
-            metas = []
+            rows = []
             for placed in shard.samples:
-                metas.append(write(writer, placed))
-                reader.add(placed, metas[-1])
+                rows.append(index_row(placed, write(writer, placed), shard.name))
+                reader.add(rows[-1])
             found = reader.sha256()
-        pairs = list(zip(shard.samples, metas, strict=True))
-        assert found == read_back(out, path, pairs, shard.size_bytes)
+        assert found == read_back(out, path, rows, shard.size_bytes)
     assert found == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -77,7 +77,8 @@ def test_an_array_with_other_bytes_is_named(array, key, tmp_path: Path):
         writer = ShardWriter(out, shard)
         with ReadBack(out, path, shard.size_bytes) as reader:
             for placed in shard.samples:
-                reader.add(placed, write(writer, placed, spoil=array if placed.key == key else ""))
+                meta = write(writer, placed, spoil=array if placed.key == key else "")
+                reader.add(index_row(placed, meta, shard.name))
             with pytest.raises(ShardReadBackError, match=f"{array} of {key} reads back other bytes") as caught:
                 reader.sha256()
     assert caught.value.key == key
@@ -90,7 +91,7 @@ def test_a_fault_of_the_writer_ends_the_reader_at_once(num_added, tmp_path: Path
         writer = ShardWriter(out, shard)
         with pytest.raises(KeyboardInterrupt), ReadBack(out, path, shard.size_bytes) as reader:
             for placed in shard.samples[:num_added]:
-                reader.add(placed, write(writer, placed))
+                reader.add(index_row(placed, write(writer, placed), shard.name))
             raise KeyboardInterrupt
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("read-back")]
 

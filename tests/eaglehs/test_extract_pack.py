@@ -79,8 +79,22 @@ def test_a_killed_run_goes_on_to_the_bytes_of_an_unbroken_one(kill_at, extract, 
     assert not (run / ".spool").exists()
 
 
-def test_options_of_pack_without_it_are_refused(extract, tmp_path):
-    done = eaglehs(*extract, "--shard-size", "1MB", cwd=tmp_path)
+def test_with_a_codec_one_step_makes_the_dataset_of_two(extract, unbroken, tmp_path):
+    done = eaglehs(*extract, *PACK, "--codec", "planes-zstd", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob(".*.part"))
+    assert eaglehs("verify", "dataset", cwd=tmp_path).returncode == 0
+    packed = eaglehs(
+        *("pack", unbroken / "run", "--out", "two", "--shard-size", "700kB", "--codec", "planes-zstd"), cwd=tmp_path
+    )
+    assert packed.returncode == 0, packed.stderr
+    for path in (tmp_path / "two/data").iterdir():
+        assert path.read_bytes() == (tmp_path / "dataset/data" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("option", [("--shard-size", "1MB"), ("--codec", "planes-zstd")])
+def test_options_of_pack_without_it_are_refused(extract, option, tmp_path):
+    done = eaglehs(*extract, *option, cwd=tmp_path)
     assert done.returncode == 2
     assert "need --pack DATASET" in done.stderr
 

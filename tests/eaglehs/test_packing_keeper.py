@@ -17,6 +17,7 @@ from eaglehs.builder.verify import verify_dataset, verify_run
 from eaglehs.schemas.errors import DataError, EngineError, StorageError, UsageError
 from eaglehs.schemas.ledger import SampleStatus, read_ledger
 from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.states import Codec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -44,9 +45,9 @@ def engine(tmp_path) -> ShuffledEngine:
     return ShuffledEngine(tmp_path / "spool")
 
 
-@pytest.fixture
-def options(tmp_path) -> PackOptions:
-    return PackOptions(dataset=tmp_path / "one", shard_size_bytes=SIZE)
+@pytest.fixture(params=Codec)
+def options(tmp_path, request) -> PackOptions:
+    return PackOptions(dataset=tmp_path / "one", shard_size_bytes=SIZE, codec=request.param)
 
 
 def refuse(prompt, number, answer):
@@ -72,11 +73,12 @@ def done_keys(run: Path) -> list[str]:
     shard_size=st.sampled_from([10_240, 20_480, 40_960, 10**6]),
     shuffle=st.sampled_from([None, 1, 7]),
     multiple=st.sampled_from([1, 2]),
+    codec=st.sampled_from(Codec),
     concurrency=st.integers(1, 5),
     seed=st.integers(0, 999),
     data=st.data(),
 )
-def test_one_step_gives_the_bytes_of_two_steps(lengths, shard_size, shuffle, multiple, concurrency, seed, data):
+def test_one_step_gives_the_bytes_of_two_steps(lengths, shard_size, shuffle, multiple, codec, concurrency, seed, data):
     prompts = [make_prompt(f"p{number}", n, seed=seed) for number, n in enumerate(lengths)]
     failing = data.draw(st.sets(st.sampled_from([p.key for p in prompts]), max_size=len(prompts) - 1))
     with tempfile.TemporaryDirectory() as place:
@@ -86,12 +88,14 @@ def test_one_step_gives_the_bytes_of_two_steps(lengths, shard_size, shuffle, mul
             shard_size_bytes=shard_size,
             shuffle_seed=shuffle,
             shard_multiple=multiple if shard_size == 10**6 and len(prompts) > 1 else 1,
+            codec=codec,
         )
         engine = ShuffledEngine(folder / "spool", concurrency=concurrency)
         engine.seed, engine.faults = seed, dict.fromkeys(failing, refuse)
         extract_one_step(folder / "run", prompts, engine, options, max_failed=99)
         assert dataset_bytes(folder / "one") == unbroken(folder, prompts, options, failing)
         assert list((folder / "spool").iterdir()) == []
+        assert not list((folder / "one").rglob("*.part"))
 
 
 def test_a_dataset_made_in_one_step_verifies_and_leaves_no_dump(engine, options, tmp_path):
@@ -312,9 +316,10 @@ def test_verify_finds_the_samples_of_such_a_run_in_its_shards(engine, options, t
     shard = options.dataset / "data/train-00000.tar"
     first = next(iter(read_index(options.dataset / "_index/samples.parquet")))
     with shard.open("r+b") as file:
-        file.seek(first.arrays["final"].offset)
+        file.seek(first.arrays["final"].offset + first.arrays["final"].stored_bytes - 2)
         file.write(b"\xff\xff")
-    assert any("has hash" in str(fault) for fault in verify_run(tmp_path / "run").faults)
+    told = "has hash" if options.codec is Codec.PLAIN else "final of sample p000: block 0"
+    assert any(told in str(fault) for fault in verify_run(tmp_path / "run").faults)
     shard.unlink()
     lost = verify_run(tmp_path / "run").faults
     assert lost

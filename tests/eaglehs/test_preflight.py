@@ -11,7 +11,7 @@ from eaglehs.extraction.spool import SpoolTooSmallError, dump_bytes
 from eaglehs.schemas.errors import UsageError
 from eaglehs.schemas.ledger import LedgerEntry, SampleStatus
 from eaglehs.schemas.manifest import DatasetFolder, ShardEntry, shard_name
-from eaglehs.schemas.states import bytes_per_token
+from eaglehs.schemas.states import Codec, bytes_per_token
 
 from eaglehs import preflight
 from eaglehs.packing_keeper import PackOptions
@@ -82,6 +82,20 @@ def test_one_step_needs_its_shards_and_the_spool_and_less_the_more_is_there(job,
     shards = list((tmp_path / "d/data").iterdir())
     assert found.num_shards == len(shards)
     assert found.dataset_bytes == sum(path.stat().st_size for path in shards)
+
+
+def test_with_a_codec_a_shard_a_worker_is_needed_beside_the_coded_ones(job, tmp_path, monkeypatch):
+    monkeypatch.setattr("eaglehs.builder.worker_count.worker_count", lambda asked: 2)
+    plain = PackOptions(dataset=tmp_path / "d", shard_size_bytes=40_960)
+    job = replace(job, spool_bytes=0)
+    (space,) = forecast(replace(job, pack=plain)).spaces
+    coded = replace(plain, codec=Codec.PLANES_ZSTD)
+    (more,) = forecast(replace(job, pack=coded)).spaces
+    assert 40_960 < more.needed_bytes - space.needed_bytes <= 2 * 40_960
+    extract_one_step(job.run, job.prompts, FakeEngine(tmp_path / "spool"), coded)
+    entries = {p.key: entry(p.key, 1.0) for p in job.prompts}
+    (after,) = forecast(replace(job, pack=coded, entries=entries)).spaces
+    assert after.needed_bytes == 0  # coded shards are smaller than planned, and nothing is missing
 
 
 @pytest.mark.parametrize("is_packed", [True, False])

@@ -67,6 +67,7 @@ def extract_two_steps(
         shard_size_bytes=options.shard_size_bytes,
         shuffle_seed=options.shuffle_seed,
         shard_multiple=options.shard_multiple,
+        codec=options.codec,
     )
     pack_run(run, options.dataset, pack, Silent())
 

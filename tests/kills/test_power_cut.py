@@ -18,6 +18,7 @@ from eaglehs.schemas.atomic import sync_folder
 from eaglehs.schemas.ledger import Ledger, LedgerEntry
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
+from eaglehs.schemas.states import Codec
 
 from eaglehs.packing_keeper import PackOptions
 from tests.factories.extractions import dataset_bytes, extract_one_step
@@ -73,9 +74,10 @@ def test_after_a_power_cut_at_any_sync_no_finished_sample_is_lost(
         shutil.rmtree(after)
 
 
+@pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("seed", [0])
 def test_after_a_power_cut_in_one_step_mode_no_finished_sample_is_lost_either(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, codec: Codec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "whole"
     root.mkdir()
@@ -92,7 +94,7 @@ def test_after_a_power_cut_in_one_step_mode_no_finished_sample_is_lost_either(
 
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "append", told)
-            one_step(root, FakeEngine(tmp_path / "spool"))
+            one_step(root, FakeEngine(tmp_path / "spool"), codec)
     whole = dataset_bytes(root / "dataset")
     for num_syncs in range(1 + seed, len(recorder.events) + 1, 3):
         after = tmp_path / f"after-{num_syncs}"
@@ -101,12 +103,12 @@ def test_after_a_power_cut_in_one_step_mode_no_finished_sample_is_lost_either(
         before = {entry.key for entry in Ledger(after / "run" / "ledger.jsonl").finished()}
         assert len(before) >= sum(place <= num_syncs for place in finished_at)
         engine = FakeEngine(tmp_path / f"spool-{num_syncs}")
-        one_step(after, engine)
+        one_step(after, engine, codec)
         assert not set(engine.asked) & before, f"after {num_syncs} syncs finished samples were computed again"
         assert dataset_bytes(after / "dataset").keys() == whole.keys()
         shutil.rmtree(after)
 
 
-def one_step(root: Path, engine: FakeEngine) -> None:
-    options = PackOptions(dataset=root / "dataset", shard_size_bytes=20_480)
+def one_step(root: Path, engine: FakeEngine, codec: Codec) -> None:
+    options = PackOptions(dataset=root / "dataset", shard_size_bytes=20_480, codec=codec)
     extract_one_step(root / "run", PROMPTS, engine, options)

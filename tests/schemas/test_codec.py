@@ -1,7 +1,7 @@
 """Records come back as they were, and nothing else comes back at all."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -87,6 +87,65 @@ def test_a_cut_or_foreign_file_is_refused_with_its_name(text: str, tmp_path):
     path.write_text(text)
     with pytest.raises(RecordError, match=r"run\.json"):
         codec.read_record(Thing, path)
+
+
+# ------------------------------------------------------------------ a format that grows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lid:
+    weight: int
+    colour: Colour = field(default=Colour.RED, metadata=codec.since(3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pot:
+    KIND: ClassVar[str] = "test.pot"
+    VERSION: ClassVar[int] = 3
+    OLDEST: ClassVar[int] = 1
+
+    size: int
+    lid: Lid | None = None
+    handles: int = field(default=0, metadata=codec.since(2))
+
+
+@pytest.mark.parametrize(
+    ("pot", "version"),
+    [
+        (Pot(size=1), 1),
+        (Pot(size=1, lid=Lid(weight=2)), 1),
+        (Pot(size=1, handles=2), 2),
+        (Pot(size=1, lid=Lid(weight=2, colour=Colour.BLUE)), 3),
+        (Pot(size=1, lid=Lid(weight=2, colour=Colour.BLUE), handles=1), 3),
+    ],
+)
+def test_a_record_is_written_in_the_oldest_version_that_has_all_it_holds(pot: Pot, version: int):
+    stored = json.loads(codec.dumps(pot))
+    assert stored["version"] == version
+    assert ("handles" in stored) == (pot.handles != 0)
+    assert codec.loads(Pot, codec.dumps(pot), where="here") == pot
+
+
+def test_a_file_of_an_older_version_reads_as_it_was_written():
+    old = {"kind": "test.pot", "version": 1, "size": 4, "lid": None}
+    assert codec.decode(Pot, old, where="pot.json") == Pot(size=4)
+    assert json.loads(codec.dumps(Pot(size=4))) == old
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 1, "handles": 0}, "unknown key 'handles'; known keys: lid, size"),
+        ({"version": 0}, "version 0; this eaglehs reads versions 1 to 3. Make it anew"),
+        ({"version": 4}, "reads versions 1 to 3. A newer eaglehs wrote it"),
+        ({"version": True}, "version True"),
+        ({"version": "1"}, "version '1'"),
+    ],
+)
+def test_a_version_or_a_field_that_it_has_not_is_refused(changes: dict[str, object], message: str):
+    with pytest.raises(RecordError) as caught:
+        codec.decode(Pot, {"kind": "test.pot", "version": 2, "size": 4, **changes}, where="pot.json")
+    assert message in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path):

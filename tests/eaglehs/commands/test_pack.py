@@ -43,6 +43,18 @@ def test_json_is_one_document_with_the_same_numbers(tmp_path: Path, run: Synthet
     assert (report["faults"], report["num_samples"]) == ([], 6)
 
 
+def test_with_a_codec_the_same_commands_go_on(tmp_path: Path, run: SyntheticRun):
+    assert eaglehs(tmp_path, "pack", "--codec", "planes-zstd").returncode == 0
+    verified = eaglehs(tmp_path, "verify")
+    assert (verified.returncode, "0 faults" in verified.stdout) == (0, True)
+    assert "codec         planes-zstd\n" in eaglehs(tmp_path, "inspect").stdout
+    assert "planes-zstd of 384" in eaglehs(tmp_path, "inspect", "dataset", "p3").stdout
+    assert (tmp_path / "dataset/README.md").read_text().count("final.bf16.planes") >= 2
+    unknown = eaglehs(tmp_path, "pack", "--codec", "gzip")
+    assert unknown.returncode == 2
+    assert "planes-zstd" in unknown.stderr
+
+
 def test_a_bad_dump_is_named_and_the_command_exits_with_1(tmp_path: Path, run: SyntheticRun):
     os.truncate(run.dumps_of("p2")[0], 100)
     packed = eaglehs(tmp_path, "pack")
