@@ -13,7 +13,7 @@ from eaglehs.schemas.errors import EaglehsError
 from huggingface_hub import HfApi
 
 import eaglehs
-from eaglehs.main import main
+from eaglehs.main import run
 from tests.factories.datasets import SyntheticDataset
 from tests.factories.published import READER, REPO, STRANGER, TOKENS, WRITER, Pusher, by_lfs, make_publishable, use_hub
 from tests.fakes.hub import HubServer, start_hub
@@ -55,10 +55,9 @@ class Case:
         if command == "stream":
             return self._stream(address)
         self.monkeypatch.setattr(sys, "argv", ["eaglehs", *arguments[command]])
-        with pytest.raises(SystemExit) as end:
-            main()
+        message, exit_code = run()
         printed = self.capsys.readouterr()
-        return int(end.value.code or 0), printed.out + printed.err
+        return exit_code, printed.out + printed.err + message
 
     def _stream(self, address: str) -> tuple[int, str]:
         try:
