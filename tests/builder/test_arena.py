@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 from eaglehs.builder.arena import Arena
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 PAGE = 4096
@@ -42,7 +42,6 @@ def test_a_return_from_another_thread_wakes_the_reader():
     assert arena.take(1) is not None
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5 * PAGE), st.integers(0, 5)), max_size=40))
 def test_no_two_blocks_ever_overlap(steps):
     arena = Arena(16 * PAGE)

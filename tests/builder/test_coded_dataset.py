@@ -69,7 +69,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------ readers
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mode=st.sampled_from(MODES),
     num_workers=st.integers(0, 2),

@@ -27,7 +27,7 @@ from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.errors import RecordError
 from eaglehs.schemas.manifest import DatasetFolder, Manifest
 from eaglehs.schemas.progress import Silent
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builder.test_pack import files
@@ -80,7 +80,7 @@ def any_run(root: Path, samples: list[tuple[str, int]], hidden_size: int) -> Syn
     seed=st.none() | st.integers(0, 3),
     block_bytes=st.sampled_from([1, 256, 10**6]),
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 def test_any_run_packs_to_what_every_reader_gives_as_of_the_plain_dataset(
     tmp_path_factory, samples, hidden_size, shard_size, workers, seed, block_bytes
 ):

@@ -84,7 +84,7 @@ def dataset_end(samples: HiddenStateStream, shard: Path) -> int:
 # ------------------------------------------------------------------ a flipped byte
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shard_number=st.integers(0, 3),
     where=st.floats(0, 1, exclude_max=True),

@@ -15,7 +15,7 @@ from eaglehs.builder.stream import HiddenStateStream, stream
 from eaglehs.cards.write import write_card
 from eaglehs.schemas.manifest import DatasetFolder
 from eaglehs.schemas.progress import Silent
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builder.test_reader_modes import inside_worker, kept
@@ -43,7 +43,7 @@ ways_to_pack = st.builds(
 # ------------------------------------------------------------------ eaglehs.stream: ranks, workers, stops, epochs
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     lengths=lengths_of_samples,
     pack=ways_to_pack,
@@ -104,7 +104,7 @@ def web(dataset: SyntheticDataset) -> Iterable[DecodedSample]:
 
 
 @pytest.mark.parametrize("reader", [stock, builder_class, web])
-@settings(deadline=None, max_examples=4, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4)
 @given(lengths=lengths_of_samples, pack=ways_to_pack)
 def test_every_other_reader_gives_each_sample_once_bit_for_bit(
     reader: Callable[[SyntheticDataset], Iterable[DecodedSample]], lengths: list[int], pack: PackSettings

@@ -41,7 +41,7 @@ def write(path: Path, rows: list[IndexRow], pieces: int = 1) -> Path:
 
 
 @given(st.lists(NUMBERS, max_size=30))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_rows_come_back_as_they_were(tmp_path_factory, numbers):
     rows = [row(number, offset=number) for number in numbers]
     path = write(tmp_path_factory.mktemp("index") / "i", rows)

@@ -71,7 +71,7 @@ def test_what_is_let_go_is_unmapped_by_another_thread(file: Path, monkeypatch: p
     maps.close()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, MIB - 1)), max_size=20),
     close_at=st.integers(0, 20),

@@ -17,7 +17,7 @@ from eaglehs.schemas.codec import loads, read_record
 from eaglehs.schemas.manifest import DatasetFolder, Manifest
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.sample import SampleMeta
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories.dumps import make_states
@@ -75,7 +75,7 @@ def check_bits(run: SyntheticRun, root: Path, keys: list[str]) -> None:
     workers=st.integers(1, 4),
     seed=st.none() | st.integers(0, 3),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 def test_any_run_packs_to_shards_that_hold_the_source_bits(
     tmp_path_factory, lengths, chunk_rows, shard_size, workers, seed
 ):

@@ -65,7 +65,7 @@ def test_a_shard_is_closed_only_when_the_next_sample_does_not_fit(lengths, layou
 
 
 @given(LENGTHS, LAYOUTS, SIZES, st.integers(2, 5), st.none() | st.integers(0, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_shard_multiple_divides_the_number_of_shards_and_changes_nothing_else(lengths, layout, limit, multiple, seed):
     plain = plan_dataset(samples(*lengths), layout, shard_size_bytes=limit, shuffle_seed=seed)
     options = {"shard_size_bytes": limit, "shuffle_seed": seed, "shard_multiple": multiple}
@@ -85,7 +85,7 @@ def test_a_shard_multiple_divides_the_number_of_shards_and_changes_nothing_else(
 
 
 @given(st.lists(st.integers(1, 400), min_size=30, max_size=60), st.integers(2, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_shards_of_a_multiple_differ_from_their_share_by_less_than_a_sample(lengths, multiple):
     plan = plan_dataset(samples(*lengths), KIMI, shard_size_bytes=10**9, shard_multiple=multiple)
     share = sum(lengths) / len(plan.shards)
@@ -107,7 +107,7 @@ def test_the_shards_of_a_real_run_are_nearly_full_and_equal_when_eight_readers_s
 
 
 @given(LENGTHS, LAYOUTS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_real_tar_has_every_member_where_the_plan_says(lengths, layout):
     shard = lay_out_shard(0, samples(*lengths[:6]), layout)
     content = written(shard)

@@ -73,7 +73,7 @@ def write_member(path: Path, rows_TH: np.ndarray, block_bytes: int) -> tuple[Ind
     piece=st.integers(1, 500),
     threads=st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_rows_come_back_bit_for_bit_in_every_way(
     tmp_path_factory, kind, num_rows, width, block_bytes, bounds, piece, threads
 ):

@@ -54,7 +54,7 @@ def write(writer: ShardWriter, placed, *, spoil: str = "") -> SampleMeta:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_hash_is_that_of_the_whole_file_though_it_is_read_while_it_is_written(tmp_path_factory, lengths):
     path, shard = tmp_path_factory.mktemp("shard") / "s.tar", shard_of(*lengths)
     with path.open("w+b") as out:

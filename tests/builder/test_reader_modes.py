@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from tests.factories.bits import bits_of
 from tests.factories.datasets import SyntheticDataset
+from tests.factories.memory import held_bytes
 from tests.factories.readable import assert_all_samples, make_readable
 from tests.fakes.range_server import RangeServer, start_range_server
 
@@ -62,7 +63,7 @@ def inside_worker(number: int, count: int) -> Iterator[None]:
         module._worker_info = None
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mode=st.sampled_from(MODES),
     world_size=st.integers(1, 3),
@@ -96,7 +97,7 @@ def kept(sample):
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in sample.items()}
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9),
     hidden_size=st.sampled_from([8, 32]),
@@ -205,11 +206,10 @@ def test_what_is_kept_of_a_long_pass_is_no_more_than_the_bound(tmp_path: Path, m
 
 
 def own_bytes() -> int:
-    """Return this process's memory without what is shared with the page cache, or free and kept by the allocator."""
+    """Return what is held in memory, without what is free and kept by the allocator."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * 4096
+    return held_bytes()
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

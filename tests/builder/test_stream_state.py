@@ -42,7 +42,7 @@ def test_resume_twice_in_a_row_goes_on_where_the_loop_was(dataset: SyntheticData
     assert seen == keys_of(stream(dataset.root, shuffle_seed=seed))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(position=st.integers(0, 8), epoch=st.integers(0, 2), world_size=st.integers(1, 3), seed=st.none() | st.just(4))
 def test_a_resumed_loop_sees_what_an_unbroken_one_would(dataset, position, epoch, world_size, seed):
     options = {"shuffle_seed": seed, "rank": world_size - 1, "world_size": world_size}

@@ -67,7 +67,7 @@ def done_keys(run: Path) -> list[str]:
     return [entry.key for entry in read_ledger(run / "ledger.jsonl") if entry.status is SampleStatus.DONE]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=14),
     shard_size=st.sampled_from([10_240, 20_480, 40_960, 10**6]),

@@ -307,7 +307,7 @@ def _conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [*messages, {"role": "assistant", "content": draw(_WORDS)}]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(messages=_conversations(), kind=st.sampled_from(["KIMI", "CHATML"]), mode=st.sampled_from(["assistant", "last"]))
 def test_marks_and_prefixes_give_the_same_mask_with_and_without_offsets(
     messages: list[dict[str, Any]], kind: str, mode: str

@@ -53,7 +53,7 @@ def test_the_columns_types_and_metadata_are_those_of_the_format(tmp_path: Path):
     assert column.compression == "ZSTD"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths=st.lists(st.integers(0, 50), max_size=12), bounds=st.tuples(st.integers(1, 4), st.integers(1, 60)))
 def test_any_prompts_come_back_in_order_whatever_the_row_groups(
     lengths: list[int], bounds: tuple[int, int], tmp_path_factory: pytest.TempPathFactory

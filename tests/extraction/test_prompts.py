@@ -217,7 +217,7 @@ def test_a_cut_that_leaves_no_answer_leaves_the_row_out(tmp_path: Path, chat_mod
     assert found.skipped[0].detail == "the loss mask is 0 for all of the first 64 tokens"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=20), min_size=1),
     max_tokens=st.integers(1, 25),
