@@ -1,9 +1,10 @@
 """Packing and verifying: `pack` beside `cp` and what else writes such files, `verify` beside a plain read, in one run.
 
-    python -m bench.pack [--folder DIR] [--rounds 5] [--size 1GB] [--growth 1GB,4GB]
+    python -m bench.pack [--folder DIR] [--rounds 5] [--size 2GB] [--dumps DIR] [--growth 1GB,4GB]
 
-All ways write the states of the same dumps and sync what they wrote; the dumps are warm in the page cache. Only `pack`
-checks anything. The growth table runs each size in a process of its own; `--growth 1GB,32GB` needs 64 GB of disk.
+All ways write the states of the same dumps and sync what they wrote; the dumps are warm in the page cache, or in memory
+with `--dumps /dev/shm`. Only `pack` checks anything. The growth table runs each size in a process of its own;
+`--growth 1GB,32GB` needs 64 GB of disk.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from bench.samples import make_dumped_run
 from bench.table import cpu_seconds, measure, print_table, ratio_rows
 
 BLOCK_BYTES = 2**20
-SHARD_BYTES = 300_000_000
-"""Several shards of a gigabyte, so that two workers have something to share."""
+SHARD_BYTES = 1_000_000_000
+"""A shard a worker; smaller than the default of 2 GB, so that rounds are short."""
 
 
 class Workplace:
     """One folder with the dumps of a run, and an empty one into which each way writes."""
 
-    def __init__(self, root: Path, size_bytes: int) -> None:
+    def __init__(self, root: Path, dumps: Path, size_bytes: int) -> None:
         self.out = root / "out"
-        self.run = make_dumped_run(root / "run", size_bytes).root
+        self.run = make_dumped_run(dumps / "run", size_bytes).root
         self.dumps = sorted((self.run / "dumps").glob("*/*.pt"))
         self.size_bytes = sum(path.stat().st_size for path in self.dumps)
 
@@ -164,15 +165,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="on which disk; all that is written there is removed")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--size", type=parse_size, default=1_000_000_000, help="bytes of dumps a round")
+    parser.add_argument("--size", type=parse_size, default=2_000_000_000, help="bytes of dumps a round")
+    parser.add_argument("--dumps", type=Path, help="where dumps lie, if not in the folder")
     parser.add_argument("--growth", default="1GB,4GB", help="sizes of the growth table; empty: none")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         grow_here(given.child, given.folder)
         return
-    with tempfile.TemporaryDirectory(dir=given.folder) as root:
-        place = Workplace(Path(root), given.size)
+    folder = given.folder or Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(dir=folder) as root, tempfile.TemporaryDirectory(dir=given.dumps or root) as dumps:
+        place = Workplace(Path(root), Path(dumps), given.size)
         size = f"{format_size(place.size_bytes)} of {len(place.dumps)} dumps, {given.rounds} rounds"
         measured = measure(writing(place), given.rounds, before=place.clear)
         columns = ("way", "GB/s", "of cp", "spread", "CPU s/GB")
@@ -182,7 +185,6 @@ def main() -> None:
         base = "plain read, SHA-256 and xxh3"
         measured = measure(checking(place.out / "dataset"), given.rounds)
         print_table("Reading shards", ("way", "GB/s", "of the first", "spread", "CPU s/GB"), ratio_rows(measured, base))
-        folder = Path(root).parent
     rows = [growth_row(parse_size(size), folder) for size in given.growth.split(",") if size]
     print_table("Growth of pack, one worker", ("dumps", "s/GB", "CPU s/GB", "peak, with verify"), rows)
 

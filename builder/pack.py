@@ -34,7 +34,7 @@ from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, ope
 from .pack_state import Claim, PackedShard, PackState, SetAside, locked
 from .plan import Plan, ShardPlan, plan_dataset
 from .run_reader import Run, failures_by_class, open_run
-from .shard_packer import PackStoppedError, ShardPacker, ShardResult
+from .shard_packer import PackStoppedError, PackTarget, ShardPacker, ShardResult
 
 PACK_FORMAT = 1
 """Raised when the same run and settings would pack to other bytes."""
@@ -223,10 +223,10 @@ class _FromDumps:
         self._run = run
         self._folder = folder
         self._progress = progress
+        self._target = PackTarget(folder=folder, codec=self._layout.codec)
 
     def make(self, shard: ShardPlan, fingerprint: str, stop: threading.Event) -> ShardResult:
-        packer = ShardPacker(self._run, self._folder, self._progress, stop, self._layout.codec)
-        return packer.pack(shard, fingerprint)
+        return ShardPacker(self._run, self._target, self._progress, stop).pack(shard, fingerprint)
 
     def tidy(self, name: str) -> None:
         """Dumps stay: they are the run's."""

@@ -1,9 +1,9 @@
-"""Makes one shard of a run: checks each sample's dumps, writes it to its place, reads the file back, renames it.
+"""Makes one shard of a run: checks each sample's dumps, appends it, holds what was appended to the checks, renames it.
 
-A refused sample is set aside with its reason, and the shard is laid out anew without it. Each dump is read once for
-its checks and copied once in the kernel; meanwhile a second thread reads back what is written already, once, for the
-SHA-256 of the file and the hash of each array (builder/read_back). With a codec the plain shard is a scratch file, and
-the finished one is made of it (builder/shard_coder).
+A refused sample is set aside with its reason, and the shard is laid out anew without it. Each dump is read twice, since
+`meta.json` with the hashes comes before the arrays: once for its checks, and once into the memory that is hashed and
+written (builder/shard_stream). With a codec the plain shard is a scratch file, and the finished one is made of it
+(builder/shard_coder).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
-from ..schemas.sample import SampleMeta, meta_content
+from ..schemas.sample import SampleMeta
 from ..schemas.sizes import format_size
 from ..schemas.states import INPUT_IDS, LOSS_MASK, Codec
 from .assemble import ExaminedSample
@@ -32,11 +32,22 @@ from .dump_zip import DumpUnreadableError
 from .index_rows import index_row
 from .pack_state import PackedShard, SetAside
 from .plan import PlacedSample, ShardPlan
-from .read_back import ReadBack
 from .run_check import examine_finished
 from .run_reader import Run
+from .sequential_file import ChunkPool, SequentialFile
 from .shard_coder import WrittenShard, code_shard, plain_scratch
-from .tar_writer import FileRange, Piece, ShardWriter
+from .shard_stream import ShardStream
+from .tar_writer import FileRange, ShardWriter
+
+
+class SampleWriter(Protocol):
+    """What a sample's arrays are written to."""
+
+    def write_sample(
+        self, placed: PlacedSample, meta: SampleMeta, arrays: Mapping[str, Sequence[bytes | FileRange]]
+    ) -> None:
+        """Write all members of one sample; `arrays` has the pieces of each array by name."""
+        ...
 
 
 class PackStoppedError(Exception):
@@ -95,18 +106,26 @@ class Draft:
         return ShardResult(record=record, rows=rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackTarget:
+    """What all shards of a pack share."""
+
+    folder: DatasetFolder
+    codec: Codec
+    """Of finished shards."""
+
+    chunks: ChunkPool = field(default_factory=ChunkPool)
+
+
 class ShardPacker:
     """Packs one shard; used once, by one thread."""
 
-    def __init__(
-        self, run: Run, folder: DatasetFolder, progress: Progress, stop: threading.Event, codec: Codec = Codec.PLAIN
-    ) -> None:
-        """`stop` ends the work at the next sample; `codec` is that of the finished shard."""
+    def __init__(self, run: Run, target: PackTarget, progress: Progress, stop: threading.Event) -> None:
+        """`stop` ends the work at the next sample."""
         self._run = run
-        self._folder = folder
+        self._target = target
         self._progress = progress
         self._stop = stop
-        self._codec = codec
         self._set_aside: dict[str, SetAside] = {}
 
     def pack(self, shard: ShardPlan, fingerprint: str) -> ShardResult:
@@ -115,7 +134,7 @@ class ShardPacker:
         Raises:
             StorageError: the disk is full or failed; no file has the shard's name.
         """
-        path = self._folder.shard(shard.name)
+        path = self._target.folder.shard(shard.name)
         kept, draft = shard, Draft()
         try:
             while kept.samples:
@@ -136,27 +155,21 @@ class ShardPacker:
 
     def _write(self, shard: ShardPlan, path: Path, draft: Draft) -> None:
         rows: list[IndexRow] = []
-        if self._codec is not Codec.PLAIN:
+        if self._target.codec is not Codec.PLAIN:
             with plain_scratch(path) as plain:
                 self._write_samples(ShardWriter(plain, shard), shard, draft, rows.append)
                 with staged(path) as out:
-                    layout = replace(shard.layout, codec=self._codec)
+                    layout = replace(shard.layout, codec=self._target.codec)
                     draft.file = code_shard(plain, until_stopped(rows, self._stop), out, layout)
             return
-        with staged(path) as out:
-            writer = ShardWriter(out, shard)
-            with ReadBack(out, path, shard.size_bytes) as read_back:
-
-                def add(row: IndexRow) -> None:
-                    rows.append(row)
-                    read_back.add(row)
-
-                self._write_samples(writer, shard, draft, add)
-                sha256 = read_back.sha256()
+        with staged(path) as out, SequentialFile(out, self._target.chunks) as file:
+            stream = ShardStream(file, shard)
+            self._write_samples(stream, shard, draft, rows.append)
+            sha256 = stream.finish()
         draft.file = WrittenShard(rows=tuple(rows), size_bytes=shard.size_bytes, sha256=sha256)
 
     def _write_samples(
-        self, writer: ShardWriter, shard: ShardPlan, draft: Draft, written: Callable[[IndexRow], object]
+        self, writer: SampleWriter, shard: ShardPlan, draft: Draft, written: Callable[[IndexRow], object]
     ) -> None:
         num_refused = len(self._set_aside)
         for placed in shard.samples:
@@ -175,7 +188,7 @@ class ShardPacker:
             raise _SetAsideError
 
     def _add(
-        self, writer: ShardWriter, placed: PlacedSample, prompt: Prompt, examined: ExaminedSample, draft: Draft
+        self, writer: SampleWriter, placed: PlacedSample, prompt: Prompt, examined: ExaminedSample, draft: Draft
     ) -> None:
         meta = sample_meta(placed, prompt, examined.checked.xxh3_128, self._run.entries[placed.key].next_token)
         write_sample(writer, placed, meta, prompt, examined.dumps)
@@ -212,16 +225,16 @@ def sample_meta(placed: PlacedSample, prompt: Prompt, xxh3_128: dict[str, str], 
 
 
 def write_sample(
-    writer: ShardWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, dumps: Sequence[Dump]
+    writer: SampleWriter, placed: PlacedSample, meta: SampleMeta, prompt: Prompt, dumps: Sequence[Dump]
 ) -> None:
     """Write one sample to its place: ids and mask of the prompt, states of its dumps (in row order).
 
     Raises:
-        DumpUnreadableError, SourceCutError: a dump changed after it was checked.
+        DumpUnreadableError, SourceCutError, SourceChangedError: a dump changed after it was checked.
     """
     with ExitStack() as files:
         handles = [files.enter_context(_open(dump)).fileno() for dump in dumps]
-        arrays: dict[str, Sequence[Piece]] = {
+        arrays: dict[str, Sequence[bytes | FileRange]] = {
             INPUT_IDS: [np.ascontiguousarray(prompt.input_ids, dtype="<i4").tobytes()],
             LOSS_MASK: [np.ascontiguousarray(prompt.loss_mask, dtype="|u1").tobytes()],
         }
@@ -229,7 +242,7 @@ def write_sample(
             if spec.is_state:
                 pairs = zip(dumps, handles, strict=True)
                 arrays[spec.name] = [_range(dump, handle, spec.name) for dump, handle in pairs]
-        writer.write_sample(placed, meta_content(meta, placed.layout.layers), arrays)
+        writer.write_sample(placed, meta, arrays)
 
 
 def _open(dump: Dump) -> BinaryIO:

@@ -24,7 +24,7 @@ from ..schemas.codec import loads
 from ..schemas.errors import DataError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder
-from ..schemas.sample import SampleMeta, meta_content
+from ..schemas.sample import SampleMeta
 from ..schemas.states import Codec
 from .file_scan import BLOCK_BYTES, read_exactly
 from .index_rows import index_row, meta_of
@@ -181,7 +181,7 @@ def copy_samples(source: BinaryIO, rows: Iterable[IndexRow], out: BinaryIO, shar
     for row in rows:
         if row.key in places:
             meta = meta_of(row)
-            writer.write_sample(places[row.key], meta_content(meta, shard.layout.layers), _arrays(source, row))
+            writer.write_sample(places[row.key], meta, _arrays(source, row))
             copied.append(index_row(places[row.key], meta, shard.name))
     return tuple(copied)
 

@@ -1,9 +1,10 @@
-"""Writes whole samples to their planned place in a shard. Tensor bytes go from dump to shard inside the kernel.
+"""Writes whole samples to their planned place in a shard, in any order. Tensor bytes stay inside the kernel.
 
     ShardWriter(file, plan)       the file gets its final size; what is not written reads as zeros: padding and end
     .write_sample(placed, ...)    headers, meta.json, and each array from its pieces; any order, any number of times
 
-The caller opens the file under a hidden name and renames it when all samples are in (schemas/atomic.py).
+The caller opens the file under a hidden name and renames it when all samples are in (schemas/atomic.py). A shard that
+is written from begin to end has a faster way (builder/shard_stream.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ..schemas.errors import DataError
+from ..schemas.sample import SampleMeta, meta_content
 from .npy import npy_header
 from .plan import META, MemberPlan, PlacedSample, ShardPlan
 from .tar_header import tar_header
@@ -31,6 +33,10 @@ _CANT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUP
 
 class SourceCutError(DataError):
     """A dump became shorter between its check and its copy."""
+
+
+class SourceChangedError(DataError):
+    """A dump has other bytes than when it was checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +83,18 @@ class ShardWriter:
         self._shard = shard
         os.ftruncate(self._out, shard.size_bytes)
 
-    def write_sample(self, placed: PlacedSample, meta: bytes, arrays: Mapping[str, Sequence[Piece]]) -> None:
-        """Write all members of one sample to their place.
+    def write_sample(self, placed: PlacedSample, meta: SampleMeta, arrays: Mapping[str, Sequence[Piece]]) -> None:
+        """Write all members of one sample to their place; `arrays` has the pieces of each array by name.
 
-        `meta` is what schemas/sample.py `meta_content` returns; `arrays` has the pieces of each array by name.
+        The hashes of `meta` are taken as they are.
 
         Raises:
             SourceCutError: a dump ended before the range that was promised.
         """
-        widths = {spec.name: (spec.dtype, spec.width) for spec in placed.layout.specs}
         for member in placed.members:
-            pieces: Sequence[Piece] = [meta] if member.array == META else arrays[member.array]
-            length = sum(_length(piece) for piece in pieces)
-            assert length == member.data_bytes, f"{member.name}: {length} bytes for a place of {member.data_bytes}"
-            header = tar_header(member.name, member.size)
-            if member.array != META:
-                dtype, width = widths[member.array]
-                header += npy_header(dtype, (placed.sample.num_tokens, width), member.npy_bytes)
-            write_all(self._out, header, member.header_offset)
+            pieces = [meta_content(meta, placed.layout.layers)] if member.array == META else arrays[member.array]
+            check_length(member, pieces)
+            write_all(self._out, member_header(placed, member), member.header_offset)
             self._write_pieces(member, pieces)
         begin_write_out(self._out, placed.start, placed.end - placed.start)
 
@@ -106,6 +106,21 @@ class ShardWriter:
             else:
                 piece.copy_to(self._out, offset)
             offset += _length(piece)
+
+
+def member_header(placed: PlacedSample, member: MemberPlan) -> bytes:
+    """Return what stands before a member's data: the tar header, and an array's `.npy` header."""
+    header = tar_header(member.name, member.size)
+    if member.array == META:
+        return header
+    [spec] = (spec for spec in placed.layout.specs if spec.name == member.array)
+    return header + npy_header(spec.dtype, (placed.sample.num_tokens, spec.width), member.npy_bytes)
+
+
+def check_length(member: MemberPlan, pieces: Sequence[Piece]) -> None:
+    """Assert that the pieces fill a member's place."""
+    length = sum(_length(piece) for piece in pieces)
+    assert length == member.data_bytes, f"{member.name}: {length} bytes for a place of {member.data_bytes}"
 
 
 def copy_range(source: FileRange, out: int, offset: int) -> None:
@@ -127,7 +142,12 @@ def copy_range(source: FileRange, out: int, offset: int) -> None:
                 raise
         if done == source.length:
             return
-    raise SourceCutError(
+    raise source_cut(source, done)
+
+
+def source_cut(source: FileRange, done: int) -> SourceCutError:
+    """Return the error for a range of which only the first `done` bytes are there."""
+    return SourceCutError(
         f"{source.path}: ends {source.length - done} bytes before the array at offset {source.offset} does",
         why="The file was changed while it was packed",
         mend="Stop what writes to the run's folder and pack again",

@@ -109,17 +109,17 @@ def test_a_killed_pack_goes_on_at_its_unfinished_shard(tmp_path: Path):
     script = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from eaglehs.builder import tar_writer
+        from eaglehs.builder import shard_stream
         from eaglehs.builder.pack import PackSettings, pack_run
         from eaglehs.schemas.progress import Silent
-        real, count = tar_writer.copy_range, 0
-        def copy(*arguments):
+        real, count = shard_stream.ShardStream._append, 0
+        def append(*arguments):
             global count
             count += 1
             real(*arguments)
             if count == 29:
                 os.kill(os.getpid(), signal.SIGKILL)
-        tar_writer.copy_range = copy
+        shard_stream.ShardStream._append = append
         pack_run(Path({str(run.root)!r}), Path({str(tmp_path / "d")!r}), PackSettings(**{settings}), Silent())
     """)
     killed = subprocess.run([sys.executable, "-c", script], check=False)

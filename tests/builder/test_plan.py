@@ -20,6 +20,8 @@ from eaglehs.schemas.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.factories.shards import meta_of
+
 KIMI = DatasetLayout(layers=(3, 31, 59), hidden_size=7168)
 
 
@@ -214,7 +216,8 @@ def written(shard) -> bytes:
     with tempfile.TemporaryFile() as out:
         writer = ShardWriter(out, shard)
         for placed in reversed(shard.samples):  # any order
-            arrays = {member.array: [b"\1" * member.data_bytes] for member in placed.members[1:]}
-            writer.write_sample(placed, b" " * placed.members[0].data_bytes, arrays)
+            arrays = {member.array: b"\1" * member.data_bytes for member in placed.members[1:]}
+            pieces = {name: [content] for name, content in arrays.items()}
+            writer.write_sample(placed, meta_of(placed, arrays), pieces)
         out.seek(0)
         return out.read()

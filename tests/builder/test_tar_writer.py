@@ -8,7 +8,7 @@ import pytest
 from eaglehs.builder import tar_writer
 from eaglehs.builder.plan import DatasetLayout, PlannedSample, lay_out_shard
 from eaglehs.builder.tar_writer import FileRange, ShardWriter, SourceCutError, copy_range
-from eaglehs.schemas.sample import SampleMeta, meta_content
+from eaglehs.schemas.sample import SampleMeta
 
 from tests.golden import shard_v1
 
@@ -33,7 +33,7 @@ def write_golden_sample(writer: ShardWriter, placed, number: int) -> None:
         next_token=given["next"],
         xxh3_128=hashes,
     )
-    writer.write_sample(placed, meta_content(meta, shard_v1.LAYERS), arrays)
+    writer.write_sample(placed, meta, arrays)
 
 
 def test_the_golden_shard_is_what_the_format_text_says():

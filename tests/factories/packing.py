@@ -12,7 +12,7 @@ from eaglehs.builder.tar_writer import ShardWriter
 from eaglehs.schemas.atomic import staged
 from eaglehs.schemas.codec import write_record
 from eaglehs.schemas.manifest import DatasetFolder, Manifest, ShardEntry, Totals
-from eaglehs.schemas.sample import SampleMeta, meta_content
+from eaglehs.schemas.sample import SampleMeta
 
 from tests.factories.runs import SyntheticRun
 
@@ -42,7 +42,7 @@ def pack_by_hand(run: SyntheticRun, root: Path, shard_size_bytes: int) -> None:
                     xxh3_128=hashes,
                 )
                 arrays = {name: [array.tobytes()] for name, array in bits.items()}
-                writer.write_sample(placed, meta_content(meta, layout.layers), arrays)
+                writer.write_sample(placed, meta, arrays)
                 rows.append(_row(shard.name, placed, meta))
         entries.append(
             ShardEntry(

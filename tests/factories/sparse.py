@@ -10,7 +10,7 @@ from eaglehs.cards.write import write_card
 from eaglehs.schemas.codec import write_record
 from eaglehs.schemas.index import ArrayPlace, IndexRow
 from eaglehs.schemas.manifest import DatasetFolder, ShardEntry, Totals
-from eaglehs.schemas.sample import SampleMeta, meta_content
+from eaglehs.schemas.sample import SampleMeta
 
 from tests.factories.manifests import make_manifest
 
@@ -60,7 +60,7 @@ def _write(writer: ShardWriter, placed: PlacedSample, shard: str) -> IndexRow:
     hashes = {member.array: "0" * 32 for member in arrays}
     meta = SampleMeta(key=sample.key, id=sample.id, source=sample.source, xxh3_128=hashes, **counts)
     holes = {member.array: [FileRange(path=Path(), handle=-1, offset=0, length=member.data_bytes)] for member in arrays}
-    writer.write_sample(placed, meta_content(meta, LAYERS), holes)
+    writer.write_sample(placed, meta, holes)
     places = {
         member.array: ArrayPlace(offset=member.data_offset, length=member.data_bytes, xxh3_128="0" * 32)
         for member in arrays
