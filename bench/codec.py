@@ -1,10 +1,12 @@
 """The codec: how much smaller states become, and what that costs, beside plain zstd and a copy, in one run.
 
     python -m bench.codec [--folder DIR] [--rounds 5] [--size 200MB]
+    python -m bench.codec --dumps DIR [--rounds 5]
 
 First blocks in memory, one thread: states that the demo's tiny model computed, near-Gaussian ones of width 7168 with
 outlier channels, and noise, which nothing makes smaller. Then whole datasets: pack, verify and stream with and without
-the codec. GB are of decoded states in all rows, so that a row says how long a dataset of that size takes.
+the codec. GB are of decoded states in all rows, so that a row says how long a dataset of that size takes. With --dumps
+blocks of the dumps in a folder, state by state, and nothing else.
 """
 
 from __future__ import annotations
@@ -47,6 +49,16 @@ def demo_blocks(folder: Path) -> list[np.ndarray]:
     names = [name for name in samples[0] if name not in ("key", "input_ids", "loss_mask")]
     whole = [torch.cat([sample[name] for sample in samples]).view(torch.uint16).numpy() for name in names]
     return [block for rows in whole for block in in_blocks(rows)]
+
+
+def dump_blocks(folder: Path) -> dict[str, list[np.ndarray]]:
+    """Return each state's blocks of all dumps in `folder`, uint16 [N, H]; no block holds rows of two dumps."""
+    blocks: dict[str, list[np.ndarray]] = {}
+    for path in sorted(folder.glob("*.pt")):
+        dump = torch.load(path, weights_only=True)
+        for name in state_names(tuple(dump["layers"])):
+            blocks.setdefault(name, []).extend(in_blocks(dump[name].view(torch.uint16).numpy()))
+    return blocks
 
 
 def gaussian_rows(num_rows: int) -> np.ndarray:
@@ -152,6 +164,11 @@ def pack_to(run: Path, out: Path, codec: Codec) -> int:
     return summary.totals.size_bytes
 
 
+def show_blocks(title: str, blocks: Sequence[np.ndarray], rounds: int) -> None:
+    size, width = format_size(sum(block.nbytes for block in blocks)), blocks[0].shape[1]
+    show(f"{title}: {size} of width {width}, one thread", block_ways(blocks), rounds, "memcpy")
+
+
 def show(title: str, found: tuple[Ways, dict[str, float]], rounds: int, base: str) -> None:
     ways, ratios = found
     rows = ratio_rows(measure(ways, rounds), base)
@@ -164,8 +181,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on which disk; all that is written there is removed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=parse_size, default=200_000_000, help="bytes of made-up states")
+    parser.add_argument("--dumps", type=Path, help="measure the states of the dumps in this folder, and nothing else")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.dumps:
+        for name, blocks in dump_blocks(given.dumps).items():
+            show_blocks(f"{name} of {given.dumps.name}", blocks, given.rounds)
+        return
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         root = Path(name)
         for title, blocks in (
@@ -173,9 +195,7 @@ def main() -> None:
             ("Near-Gaussian states with outlier channels", in_blocks(gaussian_rows(given.size // (2 * HIDDEN_SIZE)))),
             ("Noise", in_blocks(noise_rows(NOISE_BYTES // (2 * HIDDEN_SIZE)))),
         ):
-            size = format_size(sum(block.nbytes for block in blocks))
-            width = blocks[0].shape[1]
-            show(f"{title}: {size} of width {width}, one thread", block_ways(blocks), given.rounds, "memcpy")
+            show_blocks(title, blocks, given.rounds)
         run = make_gaussian_run(root / "run", given.size)
         show("Datasets of near-Gaussian states, one worker", dataset_ways(root, run), given.rounds, "pack, plain")
 

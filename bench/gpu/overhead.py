@@ -4,7 +4,8 @@
 
 Prefill-bound: prompts of 1,730 random tokens, 16 under way, one new token each. "Idle" are requests that are not ours
 at the server that captures. Runs alternate on one server; the server without the plugin is another start of the same
-command. A consumer frees the dumps, as `eaglehs extract` does.
+command. A consumer frees the dumps, as `eaglehs extract` does; `--keep` spares those of the pass that warms up, for
+`bench.codec --dumps`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from bench.gpu.load import Consumer, Rate, random_ids, send_all
 from bench.gpu.servers import add_server_arguments, server_with_plugin, server_without_plugin, settings_of
 
 WIDTH_BYTES_PER_STATE = 2
+WARM = "eh-bench-warm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +61,22 @@ def measure(given: argparse.Namespace) -> list[Pass]:
     with server_without_plugin(settings_of(given, "plain")) as url:
         load.run(url, rid_prefix="warm-", num_prompts=given.warm)
         passes += [_idle("no plugin", load.run(url, rid_prefix="plain-")) for _ in range(given.passes)]
-    with server_with_plugin(settings_of(given, "plugin")) as url, Consumer(given.dump_dir) as consumer:
-        load.run(url, rid_prefix="eh-bench-warm", num_prompts=given.warm)
+    take = partial(_take, keep=given.keep)
+    with server_with_plugin(settings_of(given, "plugin")) as url, Consumer(given.dump_dir, take) as consumer:
+        load.run(url, rid_prefix=WARM, num_prompts=given.warm)
         time.sleep(1)
         for _ in range(given.passes):
             passes.append(_idle("plugin, idle", load.run(url, rid_prefix="other-")))
             passes.append(_captured(load, url, consumer, given))
         passes.append(_idle("plugin, idle", load.run(url, rid_prefix="other-")))
     return passes
+
+
+def _take(path: Path, keep: Path | None) -> None:
+    if keep is not None and path.name.startswith(WARM):
+        path.replace(keep / path.name)
+    else:
+        path.unlink()
 
 
 def _idle(variant: str, rate: Rate) -> Pass:
@@ -108,6 +120,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=48)
     parser.add_argument("--width", type=int, default=7168)
     parser.add_argument("--vocab", type=int, default=32768)
+    parser.add_argument("--keep", type=Path, help="a folder on the dumps' own disk for those of the pass that warms up")
     add_server_arguments(parser)
     given = parser.parse_args()
     passes = measure(given)

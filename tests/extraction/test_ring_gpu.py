@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from eaglehs.extraction.ring import DumpRing, Piece, RingShape
-from eaglehs.extraction.sink import write_dump
 from eaglehs.schemas.dump import DumpName
 from torch import Tensor
+
+from bench.gpu.ring import ring_rate
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU"),
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
 ROWS = 2048
@@ -92,29 +93,6 @@ def test_handing_over_does_not_wait_for_the_copy_or_the_file() -> None:
     assert len(kept) == 4
 
 
-def test_six_writers_into_shared_memory_carry_the_states_of_a_fast_server(tmp_path: Path) -> None:
-    folder = Path("/dev/shm/eaglehs-gpu-test")
-    folder.mkdir(exist_ok=True)
-    names = ("layer_1", "layer_2", "layer_3", "final")
-
-    def write(piece: Piece, ids: Tensor, states: Sequence[Tensor]) -> None:
-        named = dict(zip(names, states, strict=True))
-        write_dump(folder, piece.name, layers=(1, 2, 3), prompt_tokens=None, input_ids=ids, states=named).unlink()
-
-    shape = RingShape(slots=6, slot_rows=6920, num_states=NUM_STATES, hidden_size=WIDTH, writers=6)
-    ring = DumpRing(shape, torch.device("cuda"), write, lambda fault: pytest.fail(str(fault)))
-    states, ids = [fill(1.0, 6920)] * NUM_STATES, torch.zeros(6920, dtype=torch.int64, device="cuda")
-    parts = [
-        Piece(name=DumpName(rid=f"eh-run-p{i}-0", start=0, end=1730), first=1730 * i, prompt_tokens=None)
-        for i in range(4)
-    ]
-    ring.put(parts, states, ids)
-    assert ring.drain(60)
-    began = time.perf_counter()
-    for _ in range(24):
-        ring.put(parts, states, ids)
-    assert ring.drain(120)
-    gigabytes = 24 * 6920 * WIDTH * 2 * NUM_STATES / 1e9
-    rate = gigabytes / (time.perf_counter() - began)
-    folder.rmdir()
+def test_six_writers_into_shared_memory_carry_the_states_of_a_fast_server() -> None:
+    rate = ring_rate(writers=6, num_batches=24)
     assert rate > 4.5, f"{rate:.2f} GB/s; a server at 78,000 tokens/s makes 4.5"
