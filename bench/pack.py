@@ -1,6 +1,6 @@
 """Packing and verifying: `pack` beside `cp` and what else writes such files, `verify` beside a plain read, in one run.
 
-    python -m bench.pack [--folder DIR] [--rounds 5] [--size 2GB] [--dumps DIR] [--growth 1GB,4GB]
+    python -m bench.pack [--folder DIR] [--rounds 5] [--size 2GB] [--dumps DIR] [--workers 1 2] [--growth 1GB,4GB]
 
 All ways write the states of the same dumps and sync what they wrote; the dumps are warm in the page cache, or in memory
 with `--dumps /dev/shm`. Only `pack` checks anything. The growth table runs each size in a process of its own;
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import mmap
 import os
 import resource
 import shutil
@@ -20,13 +21,15 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
 import webdataset
 import xxhash
 from eaglehs.builder.pack import PackSettings, pack_run
+from eaglehs.builder.sequential_file import CHUNK_BYTES
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.sizes import format_size, parse_size
@@ -75,6 +78,16 @@ class Workplace:
         """Copy the dumps."""
         subprocess.run(["cp", "--reflink=never", *map(str, self.dumps), str(self.out)], check=True)
 
+    def direct(self) -> int:
+        """Write as many bytes past the page cache, from one piece of memory: what the disk takes at most."""
+        block = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+        handle = os.open(self.out / "direct", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        for offset in range(0, self.size_bytes, CHUNK_BYTES):
+            os.pwrite(handle, block, offset)
+        os.fsync(handle)
+        os.close(handle)
+        return self.size_bytes
+
     def tar(self) -> None:
         """Put the dumps into a tar file with the standard library."""
         with tarfile.open(self.out / "dumps.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
@@ -96,18 +109,18 @@ class Workplace:
             torch.save(torch.load(path, mmap=True), self.out / path.name)
 
 
-def writing(place: Workplace) -> dict[str, Callable[[], int]]:
+def writing(place: Workplace, workers: Iterable[int]) -> dict[str, Callable[[], int]]:
     return {
         "cp --reflink=never": lambda: place.synced(place.copy),
-        "pack, one worker": lambda: place.pack(1),
-        "pack, two workers": lambda: place.pack(2),
+        **{f"pack --workers {count}": partial(place.pack, count) for count in workers},
+        "O_DIRECT from memory, no reading": place.direct,
         "tarfile.addfile": lambda: place.synced(place.tar),
         "webdataset.ShardWriter": lambda: place.synced(place.web),
         "torch.save, a file a sample": lambda: place.synced(place.save),
     }
 
 
-def checking(dataset: Path) -> dict[str, Callable[[], int]]:
+def checking(dataset: Path, workers: Iterable[int]) -> dict[str, Callable[[], int]]:
     shards = sorted((dataset / "data").iterdir())
     size_bytes = sum(path.stat().st_size for path in shards)
 
@@ -130,8 +143,7 @@ def checking(dataset: Path) -> dict[str, Callable[[], int]]:
     return {
         "plain read, SHA-256 and xxh3": lambda: read(hashed=True),
         "plain read": lambda: read(hashed=False),
-        "verify, one worker": lambda: verified(1),
-        "verify, two workers": lambda: verified(2),
+        **{f"verify --workers {count}": partial(verified, count) for count in workers},
     }
 
 
@@ -165,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="on which disk; all that is written there is removed")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--size", type=parse_size, default=2_000_000_000, help="bytes of dumps a round")
     parser.add_argument("--dumps", type=Path, help="where dumps lie, if not in the folder")
     parser.add_argument("--growth", default="1GB,4GB", help="sizes of the growth table; empty: none")
@@ -177,13 +190,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=folder) as root, tempfile.TemporaryDirectory(dir=given.dumps or root) as dumps:
         place = Workplace(Path(root), Path(dumps), given.size)
         size = f"{format_size(place.size_bytes)} of {len(place.dumps)} dumps, {given.rounds} rounds"
-        measured = measure(writing(place), given.rounds, before=place.clear)
+        measured = measure(writing(place, given.workers), given.rounds, before=place.clear)
         columns = ("way", "GB/s", "of cp", "spread", "CPU s/GB")
         print_table(f"Dumps to files, {size}", columns, ratio_rows(measured, "cp --reflink=never"))
         place.clear()
         place.pack(1)
         base = "plain read, SHA-256 and xxh3"
-        measured = measure(checking(place.out / "dataset"), given.rounds)
+        measured = measure(checking(place.out / "dataset", given.workers), given.rounds)
         print_table("Reading shards", ("way", "GB/s", "of the first", "spread", "CPU s/GB"), ratio_rows(measured, base))
     rows = [growth_row(parse_size(size), folder) for size in given.growth.split(",") if size]
     print_table("Growth of pack, one worker", ("dumps", "s/GB", "CPU s/GB", "peak, with verify"), rows)
