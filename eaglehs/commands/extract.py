@@ -6,14 +6,26 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import console
 from ..schemas.errors import StorageError
 from ..schemas.sizes import format_size, parse_size
-from .options import CodecName, JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
+from .options import (
+    CodecName,
+    EngineName,
+    JsonFlag,
+    LayerList,
+    MaskName,
+    ModelName,
+    ProfileName,
+    TrustFlag,
+    UntestedFlag,
+    choice,
+    parse_layers,
+)
 
 if TYPE_CHECKING:
     from ..extract_run import ExtractPlan, ExtractSettings
@@ -29,8 +41,8 @@ def extract(
         "run"
     ),
     engine: Annotated[
-        Literal["auto", "sglang", "transformers"],
-        typer.Option("--engine", help="auto: sglang where it is installed with a GPU, else transformers."),
+        EngineName,
+        choice("--engine", EngineName, text="auto: sglang where it is installed with a GPU, else transformers."),
     ] = "auto",
     server: Annotated[
         list[str] | None,
@@ -47,8 +59,8 @@ def extract(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Take only the first N usable prompts.")] = None,
     loss_mask: Annotated[
-        Literal["assistant", "last", "all"],
-        typer.Option("--loss-mask", help="Tokens to train on: every turn of the assistant, the last one, or all."),
+        MaskName,
+        choice("--loss-mask", MaskName, text="Tokens to train on: every turn of the assistant, the last one, or all."),
     ] = "assistant",
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Requests under way at once (1 repeats bit for bit).")
@@ -90,7 +102,8 @@ def extract(
         ),
     ] = None,
     codec: Annotated[
-        CodecName | None, typer.Option("--codec", help="With --pack: how states are stored, as of `eaglehs pack`.")
+        CodecName | None,
+        choice("--codec", CodecName, text="With --pack: how states are stored, as of `eaglehs pack`."),
     ] = None,
     spool_size: Annotated[
         str | None,

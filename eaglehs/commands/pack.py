@@ -9,7 +9,7 @@ import typer
 
 from .. import console
 from ..schemas.sizes import format_size, parse_size
-from .options import CodecName, JsonFlag
+from .options import CodecName, JsonFlag, choice
 
 if TYPE_CHECKING:
     from ..builder.pack import PackSummary
@@ -38,9 +38,10 @@ def pack(
     ] = 1,
     codec: Annotated[
         CodecName,
-        typer.Option(
+        choice(
             "--codec",
-            help="How states are stored. planes-zstd, lossless, is smaller and for archives: stock readers then need "
+            CodecName,
+            text="How states are stored. planes-zstd, lossless, is smaller and for archives: stock readers then need "
             "eaglehs.decode, and nothing can be mapped.",
         ),
     ] = "plain",
