@@ -19,6 +19,10 @@ from .plan import DatasetLayout
 from .prompt_table import PromptTable
 
 
+_AROUND = "()[]{}\"',;:"
+"""What may stand around a word and is no part of it."""
+
+
 class NoRunError(UsageError):
     """There is no run where one was expected."""
 
@@ -120,10 +124,16 @@ def open_run(path: Path, *, spill: Path | None = None) -> Run:
 
 def reason_class(reason: str) -> str:
     """Return what failures of one kind have in common: the first sentence, without names and numbers."""
-    sentence = reason.partition(": ")[2] or reason
+    name, _, said = reason.partition(": ")
+    sentence = reason if "(" in name or not said else said
     sentence = sentence.split(". ")[0].rstrip(".")
-    words = ["N" if any(char.isdigit() for char in word) else word for word in sentence.split()]
-    return " ".join(words)[:80] or "no reason given"
+    return " ".join(map(_without_number, sentence.split()))[:80] or "no reason given"
+
+
+def _without_number(word: str) -> str:
+    """Return a word with a digit in it as `N`, in the brackets, quotes and commas that it stands in."""
+    core = word.strip(_AROUND)
+    return word.replace(core, "N") if any(char.isdigit() for char in core) else word
 
 
 def failures_by_class(reasons: dict[str, str]) -> dict[str, int]:
