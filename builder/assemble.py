@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.prompt import Prompt
 from ..schemas.sample import CheckedSample, DumpRef
@@ -116,7 +117,7 @@ def _in_row_order(prompt: Prompt, dumps: Iterable[Dump]) -> list[Dump]:
     if end > prompt.num_tokens:
         raise RowCoverageError(
             prompt.key,
-            f"{end} state rows for {prompt.num_tokens} token ids",
+            f"{counted(end, 'state row')} for {counted(prompt.num_tokens, 'token id')}",
             why="Generated or padding rows were kept",
             mend="Extract with max_new_tokens 1 and the plugin of this eaglehs",
         )
@@ -131,7 +132,8 @@ def _check_owner(prompt: Prompt, dump: Dump, first: Dump) -> None:
     if dump.prompt_tokens not in {None, prompt.num_tokens}:
         raise RowCoverageError(
             prompt.key,
-            f"{dump.path} is of a request of {dump.prompt_tokens} tokens, the prompt has {prompt.num_tokens}",
+            f"{dump.path} is of a request of {counted(dump.prompt_tokens, 'token')}, "
+            f"the prompt has {prompt.num_tokens:,}",
         )
 
 

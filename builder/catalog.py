@@ -15,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from ..schemas.codec import read_record
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, Manifest
@@ -121,13 +122,14 @@ def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bo
         path = folder.shard(entry.name)
         if not path.is_file():
             raise MissingShardError(
-                f"{path} is missing; the manifest lists {len(manifest.shards)} shards", mend="Copy it here again"
+                f"{path} is missing; the manifest lists {counted(len(manifest.shards), 'shard')}",
+                mend="Copy it here again",
             )
         stat = path.stat()
         size, written_at[entry.name] = stat.st_size, stat.st_mtime_ns
         if size != entry.size_bytes:
             raise DatasetMismatchError(
-                f"{path} has {size} bytes, the manifest says {entry.size_bytes}",
+                f"{path} has {counted(size, 'byte')}, the manifest says {entry.size_bytes:,}",
                 why="The file was cut on its way here, or is of another packing",
                 mend="Copy it here again",
             )
@@ -144,7 +146,8 @@ def _check_shards(folder: DatasetFolder, manifest: Manifest, *, takes_remote: bo
 
 def _scanned(folder: DatasetFolder, manifest: Manifest) -> tuple[IndexRow, ...]:
     warnings.warn(
-        f"{folder.index} is missing: the headers of {len(manifest.shards)} shards are scanned instead, which is slower",
+        f"{folder.index} is missing: the headers of "
+        f"{counted(len(manifest.shards), 'shard is', 'shards are')} scanned instead, which is slower",
         stacklevel=4,
     )
     layout = DatasetLayout(layers=manifest.layers, hidden_size=manifest.model.hidden_size, codec=manifest.codec)
@@ -190,8 +193,8 @@ def _check_row(row: IndexRow, specs: Sequence[ArraySpec], shard_bytes: int, wher
         if row.num_tokens < 1 or place.length != row.num_tokens * spec.row_bytes:
             raise _mismatch(
                 where,
-                f"{spec.name} of sample {row.key} has {place.length} bytes for {row.num_tokens} tokens, "
-                f"{spec.row_bytes} a token by the manifest",
+                f"{spec.name} of sample {row.key} has {counted(place.length, 'byte')} for "
+                f"{counted(row.num_tokens, 'token')}, {spec.row_bytes:,} a token by the manifest",
             )
         form = (Codec.PLAIN, spec.dtype, spec.width)
         if place.coded is not None:
@@ -215,4 +218,4 @@ def _mismatch(where: str, what: str) -> DatasetMismatchError:
 
 
 def _counts(counts: tuple[int, int] | None) -> str:
-    return "nothing" if counts is None else f"{counts[0]} samples of {counts[1]} tokens"
+    return "nothing" if counts is None else f"{counted(counts[0], 'sample')} of {counted(counts[1], 'token')}"

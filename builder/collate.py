@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.states import INPUT_IDS
 from .decode import DecodedSample, decode, is_decoded
@@ -93,7 +94,7 @@ def _check_array(name: str, sample: DecodedSample, first: DecodedSample, *, T: i
         )
     if len(here) != T:
         raise BatchError(
-            f"{name} of sample {_name(sample)} has {len(here)} rows, other arrays of it {T}",
+            f"{name} of sample {_name(sample)} has {counted(len(here), 'row')}, other arrays of it {T:,}",
             why="Rows of one sample belong together; something cut one array without the others",
         )
 

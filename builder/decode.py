@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.sample import META_MEMBER
 from ..schemas.states import (
@@ -205,7 +206,7 @@ def _check_lengths(arrays: Mapping[str, torch.Tensor], columns: Mapping[str, str
         if len(tensor) != T:
             raise ColumnError(
                 columns[name],
-                f"{len(tensor)} rows, but {columns[first]} has {T}",
+                f"{counted(len(tensor), 'row')}, but {columns[first]} has {T:,}",
                 why="Rows of one sample belong together; something cut one array without the others",
             )
 

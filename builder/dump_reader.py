@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..schemas.counts import counted
 from ..schemas.dump import DUMP_KIND, DUMP_VERSION, DumpName, RequestId
 from ..schemas.states import CAPTURE, INPUT_IDS, state_names
 from .dump_zip import DumpError, DumpUnreadableError, ZipRecord, cut_error, storage_records
@@ -176,12 +177,14 @@ def _check_shape(path: Path, name: DumpName, key: str, array: torch.Tensor, layo
     if found[0] < wanted[0]:
         raise DumpRowsError(
             path,
-            f"{what}: {wanted[0] - found[0]} rows are missing",
+            f"{what}: {counted(wanted[0] - found[0], 'row is', 'rows are')} missing",
             why="The engine took them from its prefix cache and never computed them",
             mend="Restart the server with --disable-radix-cache",
         )
     raise DumpRowsError(
-        path, f"{what}: {found[0] - wanted[0]} rows too many", why="A padded batch was not cut to its live rows"
+        path,
+        f"{what}: {counted(found[0] - wanted[0], 'row')} too many",
+        why="A padded batch was not cut to its live rows",
     )
 
 
@@ -194,7 +197,8 @@ def _locate(path: Path, arrays: dict[str, torch.Tensor], records: tuple[ZipRecor
     if len(storages) != len(records) or len(bases) != 1 or not sizes_agree:
         raise DumpUnreadableError(
             path,
-            f"its {len(records)} stored records do not fit its {len(storages)} tensors",
+            f"its {counted(len(records), 'stored record does', 'stored records do')} not fit "
+            f"its {counted(len(storages), 'tensor')}",
             why="The file holds other data, or is damaged",
         )
     places = {

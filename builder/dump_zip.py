@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 
 _RECORD = re.compile(
@@ -79,7 +80,7 @@ def cut_error(path: Path, reason: str) -> DumpUnreadableError:
     size_bytes = path.stat().st_size if path.exists() else 0
     return DumpUnreadableError(
         path,
-        f"not a whole dump ({size_bytes} bytes: {reason[:200]})",
+        f"not a whole dump ({counted(size_bytes, 'byte')}: {reason[:200]})",
         why="It was cut or damaged after it was written, or another program wrote it",
         mend="Remove it and run `eaglehs extract` again: the sample is computed anew",
     )
@@ -116,7 +117,9 @@ def _check_contents(path: Path, archive: zipfile.ZipFile) -> None:
     if "byteorder" in by_end and archive.read(by_end["byteorder"]) != b"little":
         raise DumpUnreadableError(path, "its numbers are big-endian", mend="Make the dumps on a little-endian machine")
     if by_end["data.pkl"].file_size > _MAX_PICKLE_BYTES:
-        raise DumpTypeError(path, f"its pickle has {by_end['data.pkl'].file_size} bytes; a dump's has about 1,000")
+        raise DumpTypeError(
+            path, f"its pickle has {counted(by_end['data.pkl'].file_size, 'byte')}; a dump's has about 1,000"
+        )
     for key, name in _globals(archive.read(by_end["data.pkl"])):
         if _KNOWN_GLOBALS.fullmatch(name) is None:
             raise DumpTypeError(

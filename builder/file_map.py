@@ -14,6 +14,7 @@ import os
 import weakref
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, StorageError
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,7 +63,7 @@ def map_range(path: Path, offset: int, length: int) -> tuple[memoryview, int]:
     finally:
         os.close(handle)
     if address == _FAILED:
-        raise StorageError(f"{path}: {length} bytes can't be mapped ({os.strerror(ctypes.get_errno())})")
+        raise StorageError(f"{path}: {counted(length, 'byte')} can't be mapped ({os.strerror(ctypes.get_errno())})")
     memory = (ctypes.c_uint8 * size).from_address(address)
     # The array, not the view, is what a tensor holds on to. At exit the kernel unmaps; a tensor may live until then.
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
@@ -84,7 +85,7 @@ def map_populate(address: int, length: int, path: Path) -> None:
     if fault == errno.EFAULT:
         raise ShardCutError(f"{path}: it was cut while it was being read", mend="Copy the shard again")
     if fault in (errno.EIO, _HWPOISON):
-        raise StorageError(f"{path}: {length} bytes can't be read ({os.strerror(fault)})")
+        raise StorageError(f"{path}: {counted(length, 'byte')} can't be read ({os.strerror(fault)})")
     _libc.madvise(start, size, _WILLNEED)
 
 
@@ -109,7 +110,7 @@ def check_holds(handle: int, path: Path, end: int) -> None:
     size = os.fstat(handle).st_size
     if size < end:
         raise ShardCutError(
-            f"{path}: {size} bytes, but data up to byte {end} should be in it",
+            f"{path}: {counted(size, 'byte')}, but data up to byte {end} should be in it",
             why="The file was cut after the dataset was opened, or its index is of another one",
             mend="Copy the shard again, then run `eaglehs verify` on the dataset",
         )

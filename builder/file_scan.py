@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 
 BLOCK_BYTES = 1024 * 1024
@@ -74,7 +75,9 @@ def read_exactly(path: Path, handle: int, block: memoryview, offset: int) -> Non
 def _gapless(regions: Iterable[Region], size_bytes: int) -> Iterator[Region]:
     offset = 0
     for region in regions:
-        assert offset <= region.offset <= size_bytes - region.length, f"{region} after {offset} of {size_bytes} bytes"
+        assert offset <= region.offset <= size_bytes - region.length, (
+            f"{region} after {offset:,} of {counted(size_bytes, 'byte')}"
+        )
         if region.offset > offset:
             yield _unheard(offset, region.offset)
         yield region

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urljoin
 
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 from .http_connection import Connections, origin_of, shown
 from .retries import Patience, RetryPolicy
@@ -103,8 +104,8 @@ class RangeClient:
                 is_final = isinstance(fault, ssl.SSLCertVerificationError)
                 if is_final or not patience.wait(getattr(fault, "retry_after_s", None)):
                     place = f"bytes {offset} to {offset + len(target)}"
-                    what = f"{_reason(fault)}, after {done} bytes" + (
-                        "" if is_final else f" and {patience.failures} tries in a row"
+                    what = f"{_reason(fault)}, after {counted(done, 'byte')}" + (
+                        "" if is_final else f" and {counted(patience.failures, 'try', 'tries')} in a row"
                     )
                     raise RemoteReadError(
                         file.url, place, what, mend="Go on from the stream's state_dict once the server answers"
@@ -134,7 +135,7 @@ class RangeClient:
     def _check_whole(self, response: http.client.HTTPResponse, content: bytes) -> None:
         said = response.headers.get("Content-Length")
         if said is not None and len(content) != int(said):
-            raise _TryAgainError(f"the connection closed after {len(content)} of {said} bytes")
+            raise _TryAgainError(f"the connection closed after {len(content):,} of {counted(int(said), 'byte')}")
 
     def _body(self, file: RemoteFile, offset: int, target: memoryview) -> Iterator[int]:
         """Ask for `target`'s bytes and fill it; yields how many came each time."""
@@ -164,7 +165,7 @@ class RangeClient:
                 continue
             self._connections.drop(url)
             self._refuse(file, url, response)
-        raise RemoteReadError(file.url, "any range", f"redirected more than {_MAX_REDIRECTS} times")
+        raise RemoteReadError(file.url, "any range", f"redirected more than {counted(_MAX_REDIRECTS, 'time')}")
 
     def _refuse(self, file: RemoteFile, url: str, response: http.client.HTTPResponse) -> None:
         """Raise what an answer means."""
@@ -180,7 +181,7 @@ class RangeClient:
             why, mend = _told(response.headers)
             raise cls(f"{shown(file.url)}: {said}", why=why, mend=mend)
         if status == 416:
-            raise _wrong_size(file, response.headers.get("Content-Range", "").rpartition("/")[2] or "fewer")
+            raise _wrong_size(file, response.headers.get("Content-Range", "").rpartition("/")[2])
         raise RemoteReadError(file.url, "a range", said)
 
     def _check_range(self, file: RemoteFile, response: http.client.HTTPResponse, offset: int, length: int) -> None:
@@ -217,8 +218,10 @@ def _told(headers: http.client.HTTPMessage) -> tuple[str, str]:
 
 
 def _wrong_size(file: RemoteFile, served: str) -> DatasetMismatchError:
+    found = counted(int(served), "byte") if served.isdecimal() else "fewer bytes"
+    said = "more" if file.size_bytes is None else f"{file.size_bytes:,}"
     return DatasetMismatchError(
-        f"{shown(file.url)} has {served} bytes, the manifest says {file.size_bytes}",
+        f"{shown(file.url)} has {found}, the manifest says {said}",
         why="It was cut on its way there, or is of another packing",
         mend="Push the dataset again",
     )

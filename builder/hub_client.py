@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import is_package_available
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ..schemas.progress import Progress, Silent
@@ -101,6 +102,7 @@ class HubClient:
     ) -> None:
         """`progress` hears of waits; `api` carries another endpoint or token than the environment's."""
         disable_progress_bars()  # its bars would run through ours
+        is_package_available("hf_xet")  # 2.0.0 tells threads "no" while one of them finds out; files then go by LFS
         self.repo = repo
         self.api = api or HfApi()
         self.place = HubPlace(repo=repo, endpoint=self.api.endpoint)

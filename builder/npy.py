@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 
 PLAIN_HEADER_BYTES = 128
@@ -66,7 +67,7 @@ def npy_header(dtype: str, shape: tuple[int, int], header_bytes: int) -> bytes:
     """Return a version 1 header of exactly `header_bytes`, a multiple of 64 that holds the text."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({shape[0]}, {shape[1]}), }}".encode()
     room = header_bytes - _PREFIX_BYTES
-    assert len(text) < room, f"{len(text)} bytes of text in a header of {header_bytes}"
+    assert len(text) < room, f"{counted(len(text), 'byte')} of text in a header of {header_bytes:,}"
     return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"
 
 
@@ -81,7 +82,7 @@ def parse_npy_header(start: bytes, *, where: str) -> NpyHeader:
     length = int.from_bytes(start[len(_MAGIC) : _PREFIX_BYTES], "little")
     text = start[_PREFIX_BYTES : _PREFIX_BYTES + length]
     if len(text) < length:
-        raise NpyHeaderError(f"{where}: the .npy header says {length} bytes, {len(text)} are there")
+        raise NpyHeaderError(f"{where}: the .npy header says {counted(length, 'byte')}, {len(text):,} are there")
     match = _HEADER_TEXT.fullmatch(text)
     if match is None:
         raise NpyHeaderError(f"{where}: unexpected .npy header {text.rstrip()[:80]!r}")

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..schemas.atomic import sync_folder
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 from ..schemas.ledger import LedgerEntry
 from ..schemas.manifest import DatasetFolder, ShardEntry
@@ -127,9 +128,9 @@ class OneStep:
         except OSError as fault:
             free = shutil.disk_usage(self._folder.root).free
             raise StorageError(
-                f"sample {prompt.key} ({placed.end - placed.start:,} bytes) can't be written to {shard.name} in "
-                f"{self._folder.root}: {fault.strerror or fault}",
-                why=f"{free:,} bytes are free there",
+                f"sample {prompt.key} ({counted(placed.end - placed.start, 'byte')}) can't be written to {shard.name} "
+                f"in {self._folder.root}: {fault.strerror or fault}",
+                why=f"{counted(free, 'byte is', 'bytes are')} free there",
                 mend="Free space and run the same command again: finished samples are kept",
             ) from None
         for warning in bloated(opened):

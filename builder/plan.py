@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import shard_name
 from ..schemas.sample import META_MEMBER, NO_NEXT_TOKEN, SampleMeta, meta_bytes
@@ -208,7 +209,7 @@ class Plan:
         """Yield what the user should know before the work begins."""
         if self.shard_size_bytes > LARGE_SHARD_BYTES:
             yield f"shards of {format_size(self.shard_size_bytes)} are slow to resume; the Hub advises less than 20 GB"
-        limit = f"{self.shard_size_bytes} bytes ({format_size(self.shard_size_bytes)})"
+        limit = f"{counted(self.shard_size_bytes, 'byte')} ({format_size(self.shard_size_bytes)})"
         for shard in self.shards:
             if shard.size_bytes > self.shard_size_bytes:
                 key, size = shard.samples[0].key, format_size(shard.size_bytes)
@@ -235,7 +236,7 @@ def plan_dataset(
     """
     if shard_size_bytes >= REFUSED_SHARD_BYTES:
         raise UsageError(
-            f"a shard size of {format_size(shard_size_bytes)} ({shard_size_bytes} bytes) is too large",
+            f"a shard size of {format_size(shard_size_bytes)} ({counted(shard_size_bytes, 'byte')}) is too large",
             why="The Hub refuses files over 50 GB",
             mend="Give --shard-size 2GB, or anything below 50GB",
         )
@@ -324,7 +325,7 @@ def _balanced(
     layout, fewest = filled[0].layout, -(-len(filled) // multiple) * multiple
     if fewest > len(samples):
         raise UsageError(
-            f"{len(samples)} samples can't fill a number of shards divisible by {multiple}, {len(filled)} or more",
+            f"{counted(len(samples), 'sample')} can fill no shard count divisible by {multiple}, {len(filled)} or more",
             why="Samples are never cut, and a shard holds one at least",
             mend="Give a smaller --shard-multiple, or a larger --shard-size",
         )
@@ -375,7 +376,7 @@ def _check_samples(samples: Iterable[PlannedSample], layout: DatasetLayout) -> N
         ids[sample.key] = sample.id
         if sample.num_tokens > layout.max_tokens:
             raise SampleTooLongError(
-                f"{sample.key}: {sample.num_tokens} tokens of width {layout.hidden_size} make an array over 2 GiB",
+                f"{sample.key}: {counted(sample.num_tokens, 'token')} of width {layout.hidden_size} are over 2 GiB",
                 why="Arrow, and so `datasets`, can't hold it",
                 mend=f"Extract with --max-tokens {layout.max_tokens} or less",
             )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 
 BLOCK_BYTES = 2 * 1024 * 1024
@@ -83,7 +84,7 @@ def _unpacked(frame: bytes | memoryview, size: int, where: str) -> npt.NDArray[n
     try:
         said = zstandard.frame_content_size(frame)
         if said != size:
-            raise CodedBlockError(f"{where}: its frame is of {said} bytes, its rows have {size}")
+            raise CodedBlockError(f"{where}: its frame is of {counted(said, 'byte')}, its rows have {size:,}")
         planes = _planes(size)
         context = _context("decompressor", zstandard.ZstdDecompressor)
         with context.stream_reader(frame) as reader:
@@ -93,7 +94,7 @@ def _unpacked(frame: bytes | memoryview, size: int, where: str) -> npt.NDArray[n
     except zstandard.ZstdError as fault:
         raise CodedBlockError(f"{where}: zstd can't read it ({fault})") from None
     if count < size:
-        raise CodedBlockError(f"{where}: its frame ends after {count} of {size} bytes")
+        raise CodedBlockError(f"{where}: its frame ends after {count:,} of {counted(size, 'byte')}")
     return planes
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.index import ArrayPlace, IndexRow
 from ..schemas.planes import FIXED, PlanesBlock, PlanesHead, PlanesHeadError, read_head, size_of_head
@@ -155,8 +156,8 @@ def check_head(head: PlanesHead, place: ArrayPlace, num_rows: int, *, where: str
     wanted = (num_rows, place.coded.width, place.coded.length)
     if found != wanted:
         raise PlanesHeadError(
-            f"{where}: {found[0]} rows of width {found[1]} in {found[2]} bytes by its head, "
-            f"{wanted[0]} of {wanted[1]} in {wanted[2]} by the index",
+            f"{where}: {counted(found[0], 'row')} of width {found[1]} in {counted(found[2], 'byte')} by its head, "
+            f"{wanted[0]:,} of {wanted[1]} in {wanted[2]:,} by the index",
             why="It was cut or damaged, or the index is of another packing",
         )
 
@@ -188,7 +189,9 @@ def decode_member(content: bytes | bytearray | memoryview, *, where: str, thread
     fixed = bytes(view[: FIXED.size])
     head = read_head(bytes(view[: size_of_head(fixed, where=where)]), where=where)
     if head.member_bytes != len(view):
-        raise PlanesHeadError(f"{where}: {len(view)} bytes, {head.member_bytes} by its head", why="It was cut")
+        raise PlanesHeadError(
+            f"{where}: {counted(len(view), 'byte')}, {head.member_bytes:,} by its head", why="It was cut"
+        )
     rows_TH = np.empty((head.num_rows, head.width), dtype="<u2")
 
     def decode(block: PlanesBlock) -> None:
@@ -240,7 +243,8 @@ class PlanesFeed:
         """Return what is wrong with the member, all of whose bytes were given; None: every row was taken."""
         if self._fault is None and (self._head is None or self._block is not None):
             return PlanesHeadError(
-                f"{self._where}: {self._place.stored_bytes} bytes are no whole member", why="It was cut"
+                f"{self._where}: {counted(self._place.stored_bytes, 'byte is', 'bytes are')} no whole member",
+                why="It was cut",
             )
         return self._fault
 

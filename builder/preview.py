@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..schemas.atomic import staged
 from ..schemas.codec import read_record, write_record
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
 from ..schemas.index import IndexRow
 from ..schemas.manifest import Manifest
@@ -57,7 +58,7 @@ def write_preview(dataset: Path, settings: PreviewSettings) -> PreviewRecord:
     """
     if not 1 <= settings.num_samples <= MAX_PREVIEW_SAMPLES:
         raise UsageError(
-            f"a preview of {settings.num_samples} samples can't be", mend=f"Give 1 to {MAX_PREVIEW_SAMPLES}"
+            f"a preview of {counted(settings.num_samples, 'sample')} can't be", mend=f"Give 1 to {MAX_PREVIEW_SAMPLES}"
         )
     from .sample_source import SampleSource  # brings torch, which preview_faults is asked without
     from .statistics import evenly_spaced

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError
 from ..schemas.keys import is_key
 from ..schemas.prompt import PROMPTS_KIND, PROMPTS_VERSION, Prompt
@@ -160,7 +161,9 @@ class PromptTable:
                 f"{where}: key {key} is already that of row {self._rows[key]}", why="Two samples would become one"
             )
         if len(ids_T) == 0 or len(ids_T) != len(mask_T):
-            raise self._error(f"{where} ({key}): {len(ids_T)} token ids and {len(mask_T)} mask values")
+            raise self._error(
+                f"{where} ({key}): {counted(len(ids_T), 'token id')} and {counted(len(mask_T), 'mask value')}"
+            )
         if int(ids_T.min()) < 0 or int(ids_T.max()) >= self._vocab_size:
             worst = int(ids_T.max()) if int(ids_T.min()) >= 0 else int(ids_T.min())
             raise self._error(f"{where} ({key}): token id {worst} is outside the vocabulary of {self._vocab_size}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from huggingface_hub import CommitOperationAdd
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, StorageError
 from ..schemas.manifest import DatasetFolder
 from ..schemas.progress import Progress
@@ -149,7 +150,7 @@ class Publication:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        title = f"{len(batch)} files, {size} bytes"
+        title = f"{counted(len(batch), 'file')}, {counted(size, 'byte')}"
         self._hub.commit(branch, Change(title=title, additions=additions), is_done=lambda: self._staged(batch))
 
     def _arrived(self, addition: CommitOperationAdd, file: LocalFile) -> CommitOperationAdd:
@@ -225,7 +226,7 @@ def _refuse_differences(repo: str, files: Iterable[LocalFile], there: dict[str, 
         return
     shown = "; ".join(_difference(file, there.get(file.name)) for file in wrong[:_SHOWN])
     raise RemoteMismatchError(
-        f"{repo} does not have what was sent: {len(wrong)} files differ: {shown}",
+        f"{repo} does not have what was sent: {counted(len(wrong), 'file differs', 'files differ')}: {shown}",
         mend="Run the same command again: it sends what is wrong or missing",
     )
 
@@ -234,8 +235,8 @@ def _difference(file: LocalFile, remote: RemoteFile | None) -> str:
     if remote is None:
         return f"{file.name} is missing"
     return (
-        f"{file.name} has {remote.size_bytes} bytes and hash {remote.sha256 or remote.git_oid}, "
-        f"expected {file.size_bytes} and {file.sha256}"
+        f"{file.name} has {counted(remote.size_bytes, 'byte')} and hash {remote.sha256 or remote.git_oid}, "
+        f"expected {file.size_bytes:,} and {file.sha256}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from ..schemas.atomic import write_atomically
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import Manifest
 
@@ -42,7 +43,7 @@ def check_card(card: Path, manifest: Manifest) -> None:
     found = _num_examples(head)
     if found is not None and found != manifest.totals.num_samples:
         raise CardError(
-            f"{card} speaks of {found} samples, the manifest of {manifest.totals.num_samples}",
+            f"{card} speaks of {counted(found, 'sample')}, the manifest of {manifest.totals.num_samples:,}",
             why="The dataset was packed again since",
             mend=f"Make it anew: eaglehs card {card.parent}",
         )

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.sizes import format_size
@@ -93,7 +94,7 @@ def check_limits(files: Sequence[LocalFile]) -> None:
     for folder, count in folder_counts(files).items():
         if count > MAX_FOLDER_FILES:
             raise UnpublishableError(
-                f"folder {folder} has {count:,} files",
+                f"folder {folder} has {counted(count, 'file')}",
                 why=f"The Hub takes no more than {MAX_FOLDER_FILES:,} in one",
                 mend="Pack again with a larger --shard-size",
             )
@@ -102,7 +103,7 @@ def check_limits(files: Sequence[LocalFile]) -> None:
 def _check_size(name: str, size_bytes: int) -> None:
     if size_bytes > MAX_FILE_BYTES:
         raise UnpublishableError(
-            f"{name} has {size_bytes:,} bytes ({format_size(size_bytes)})",
+            f"{name} has {counted(size_bytes, 'byte')} ({format_size(size_bytes)})",
             why=f"The Hub takes no file over {format_size(MAX_FILE_BYTES)}",
             mend="Pack again with a smaller --shard-size, such as 2GB",
         )

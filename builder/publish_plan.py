@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..schemas.codec import read_record
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.progress import Progress
@@ -32,7 +33,7 @@ class UnsoundDatasetError(DataError):
         self.report = report
         shown = "; ".join(str(fault) for fault in report.faults[:_SHOWN_FAULTS])
         super().__init__(
-            f"{report.path} has {len(report.faults)} faults and is not sent: {shown}",
+            f"{report.path} has {counted(len(report.faults), 'fault')} and is not sent: {shown}",
             mend=f"See all with: eaglehs verify {report.path}",
         )
 
@@ -210,7 +211,8 @@ def _check_there(dataset: Path, sends: Iterable[LocalFile]) -> None:
         return
     note = PushedShards(DatasetFolder(dataset)).note(gone[0].name)
     raise ShardElsewhereError(
-        f"{len(gone)} shards are neither here nor where the dataset is to go, such as {gone[0].name}",
+        f"{counted(len(gone), 'shard is', 'shards are')} neither here nor where the dataset is to "
+        f"go, such as {gone[0].name}",
         why=f"They were sent to {note.repo} and deleted here (extract --delete-pushed)" if note else "",
         mend=f"Bring them back from there: hf download --repo-type dataset {note.repo} --local-dir {dataset}, with "
         "--revision of the branch that has them"

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..schemas.counts import counted
 from ..schemas.errors import EaglehsError, StorageError, UsageError
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.progress import Progress
@@ -156,7 +157,9 @@ class ShardStream:
         if self._settings.deletes:
             for entry in batch:
                 self._pushed.delete_local(entry, self._hub.repo)
-        self._progress.note(f"push: {len(batch)} shards are on the Hub, {len(missing)} of them sent now")
+        self._progress.note(
+            f"push: {counted(len(batch), 'shard is', 'shards are')} on the Hub, {len(missing):,} of them sent now"
+        )
 
     def _missing(self, files: Sequence[LocalFile]) -> list[LocalFile]:
         """Return those that neither branch lists by their hash."""
@@ -193,7 +196,8 @@ class ShardStream:
         gone = hashes.difference(found.sources)
         if gone:
             raise LostShardError(
-                f"{len(gone)} shards were deleted here because {self._hub.repo} had them, and it has them no more",
+                f"{counted(len(gone), 'shard was', 'shards were')} deleted here because {self._hub.repo} had them, and "
+                f"it has them no more",
                 why=f"The branch {self._settings.publish.staging} was removed, or files of it",
                 mend=f"Restore it there. Or remove {self._folder.index.parent}/.pack/*.pushed.json and run the same "
                 "command again: these samples are computed anew",

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from ..schemas.atomic import sync_folder
 from ..schemas.codec import read_record, write_record
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.sizes import format_size
@@ -100,7 +101,7 @@ class PushedShards:
 
     def told(self, remote: Sequence[PushedShard]) -> str:
         """Say in a few words where shards are that are on the Hub alone."""
-        more = f" and {len(remote) - 1:,} more shards" if len(remote) > 1 else ""
+        more = f" and {counted(len(remote) - 1, 'more shard')}" if len(remote) > 1 else ""
         return f"{self.place(remote[0])}{more}, {format_size(sum(note.size_bytes for note in remote))}"
 
     def error(self, remote: Sequence[PushedShard]) -> ShardsOnHubError:

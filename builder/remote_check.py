@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..schemas.codec import read_record
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError
 from ..schemas.manifest import MANIFEST_FILENAME, DatasetFolder, Manifest, ShardEntry
 from ..schemas.progress import Progress
@@ -87,7 +88,9 @@ class _RemoteVerifier:
         self._findings.num_files += 1
         self._findings.size_bytes += file.size_bytes
         if file.size_bytes != shard.size_bytes:
-            self._findings.add(shard.name, f"has {file.size_bytes} bytes, manifest.json says {shard.size_bytes}")
+            self._findings.add(
+                shard.name, f"has {counted(file.size_bytes, 'byte')}, manifest.json says {shard.size_bytes:,}"
+            )
         elif file.sha256 is not None and file.sha256 != shard.sha256:
             self._findings.add(shard.name, f"SHA-256 is {file.sha256} on the Hub, manifest.json says {shard.sha256}")
         return True
@@ -109,7 +112,9 @@ class _RemoteVerifier:
         with self._findings.noting(_INDEX):
             num_rows = read_index_head(path).num_rows
             if num_rows != manifest.totals.num_samples:
-                self._findings.add(_INDEX, f"has {num_rows} samples, manifest.json says {manifest.totals.num_samples}")
+                self._findings.add(
+                    _INDEX, f"has {counted(num_rows, 'sample')}, manifest.json says {manifest.totals.num_samples:,}"
+                )
 
     def _read(self, shard: ShardEntry) -> None:
         found = self._hub.sha256_of(shard.name, self._revision, lambda count: self._progress.advance(size_bytes=count))

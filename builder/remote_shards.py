@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sample import SampleMeta
@@ -156,7 +157,9 @@ class _FsspecReader:
                 return
             if not patience.wait():
                 raise RemoteReadError(
-                    self._place.url, f"{name}, bytes {offset}", f"{len(content)} of {len(target)} bytes came"
+                    self._place.url,
+                    f"{name}, bytes {offset}",
+                    f"{len(content):,} of {counted(len(target), 'byte')} came",
                 )
 
     def close(self) -> None:
@@ -235,7 +238,7 @@ def _meta_in(head: bytes, size_bytes: int, where: str) -> SampleMeta:
 def _check_size(where: str, served: int, said: int) -> None:
     if served != said:
         raise DatasetMismatchError(
-            f"{where} has {served} bytes, the manifest says {said}",
+            f"{where} has {counted(served, 'byte')}, the manifest says {said:,}",
             why="It was cut on its way there, or is of another packing",
             mend="Push the dataset again",
         )

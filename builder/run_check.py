@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..schemas.counts import counted
 from ..schemas.ledger import LedgerEntry
 from ..schemas.prompt import Prompt
 from .assemble import ExaminedSample, ForeignDumpError, RowCoverageError, SampleError, examine
@@ -29,7 +30,8 @@ def _check_ledger(entry: LedgerEntry, examined: ExaminedSample, run_id: str) -> 
             raise ForeignDumpError(entry.key, f"{dump.path} is of run {dump.request.run}, this is run {run_id}")
     if entry.num_tokens != examined.checked.num_tokens:
         raise RowCoverageError(
-            entry.key, f"the ledger says {entry.num_tokens} tokens, the prompt has {examined.checked.num_tokens}"
+            entry.key,
+            f"the ledger says {counted(entry.num_tokens, 'token')}, the prompt has {examined.checked.num_tokens:,}",
         )
     listed = {dump.name: dump for dump in entry.dumps}
     for found, dump in zip(examined.checked.dumps, examined.dumps, strict=True):
@@ -37,8 +39,8 @@ def _check_ledger(entry: LedgerEntry, examined: ExaminedSample, run_id: str) -> 
         if found != wanted:
             raise DumpChangedError(
                 entry.key,
-                f"{dump.path} has {found.size_bytes} bytes and hash {found.xxh3_128}, "
-                f"the ledger lists {wanted.size_bytes} bytes and {wanted.xxh3_128}",
+                f"{dump.path} has {counted(found.size_bytes, 'byte')} and hash {found.xxh3_128}, "
+                f"the ledger lists {counted(wanted.size_bytes, 'byte')} and {wanted.xxh3_128}",
                 why="The file was changed or damaged after it was checked",
                 mend="Remove it and run `eaglehs extract` again: the sample is computed anew",
             )

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..schemas.codec import read_record
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
 from ..schemas.ledger import LedgerEntry, SampleStatus, read_entries
 from ..schemas.manifest import MANIFEST_FILENAME
 from ..schemas.run import RunFolder, RunRecord
 from .plan import DatasetLayout
 from .prompt_table import PromptTable
+
+_AROUND = "()[]{}\"',;:"
+"""What may stand around a word and is no part of it."""
 
 
 class NoRunError(UsageError):
@@ -76,8 +80,9 @@ class Run:
         unfinished = self.unfinished
         if unfinished:
             raise UnfinishedRunError(
-                f"the run {self.folder.root} is not finished: {len(self.entries)} of {len(self.prompts)} samples "
-                f"are done, {unfinished[0]} is the first that is not",
+                f"the run {self.folder.root} is not finished: {len(self.entries):,} of "
+                f"{counted(len(self.prompts), 'sample is', 'samples are')} done, {unfinished[0]} is the first "
+                "that is not",
                 mend="Finish it with the same `eaglehs extract` command, or pack what is there with --partial",
             )
 
@@ -120,10 +125,16 @@ def open_run(path: Path, *, spill: Path | None = None) -> Run:
 
 def reason_class(reason: str) -> str:
     """Return what failures of one kind have in common: the first sentence, without names and numbers."""
-    sentence = reason.partition(": ")[2] or reason
+    name, _, said = reason.partition(": ")
+    sentence = reason if "(" in name or not said else said
     sentence = sentence.split(". ")[0].rstrip(".")
-    words = ["N" if any(char.isdigit() for char in word) else word for word in sentence.split()]
-    return " ".join(words)[:80] or "no reason given"
+    return " ".join(map(_without_number, sentence.split()))[:80] or "no reason given"
+
+
+def _without_number(word: str) -> str:
+    """Return a word with a digit in it as `N`, in the brackets, quotes and commas that it stands in."""
+    core = word.strip(_AROUND)
+    return word.replace(core, "N") if any(char.isdigit() for char in core) else word
 
 
 def failures_by_class(reasons: dict[str, str]) -> dict[str, int]:
@@ -140,13 +151,13 @@ def _check_ledger(path: Path, entries: Iterable[str], prompts: PromptTable) -> N
 def _check_counts(record: RunRecord, prompts: PromptTable) -> None:
     facts = record.prompts
     for what, found, wanted in (
-        ("prompts", len(prompts), facts.num_prompts),
-        ("tokens", prompts.num_tokens, facts.num_tokens),
-        ("trainable tokens", prompts.num_trainable, facts.num_trainable),
+        ("prompt", len(prompts), facts.num_prompts),
+        ("token", prompts.num_tokens, facts.num_tokens),
+        ("trainable token", prompts.num_trainable, facts.num_trainable),
     ):
         if found != wanted:
             raise RecordError(
-                f"holds {found} {what}, but run.json says {wanted}",
+                f"holds {counted(found, what)}, but run.json says {wanted:,}",
                 where=str(prompts.path),
                 why="The two files are of different runs, or one was edited",
             )

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..schemas.counts import counted
 from ..schemas.errors import UsageError
 
 Order = np.ndarray[Any, np.dtype[np.int64]]
@@ -65,7 +66,8 @@ def rank_part(order: Order, num_tokens: Sequence[int] | Order, ranks: Ranks) -> 
     elif ranks.remainder == "drop":
         if len(order) < world_size:
             raise UsageError(
-                f"{len(order)} samples for {world_size} ranks: remainder='drop' would drop them all",
+                f"{counted(len(order), 'sample')} for {counted(world_size, 'rank')}: "
+                "remainder='drop' would drop them all",
                 mend="Use remainder='repeat'",
             )
         order = order[: len(order) - len(order) % world_size]

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..schemas.codec import loads
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.index import IndexRow
 from ..schemas.sample import META_MEMBER, SampleMeta
@@ -96,7 +97,7 @@ def first_meta_of(shard: OpenShard) -> SampleMeta:
     """Return the `meta.json` of the first sample of an open shard; errors as `first_meta`."""
     first = next(read_members(shard), None)
     if first is None or first.column != META_MEMBER or first.size > _MAX_META_BYTES:
-        found = "holds no member" if first is None else f"begins with {first.name} ({first.size} bytes)"
+        found = "holds no member" if first is None else f"begins with {first.name} ({counted(first.size, 'byte')})"
         raise ForeignShardError(f"{shard.path} {found}, expected <key>.{META_MEMBER}", why="It is no shard of eaglehs")
     text = shard.read(first.offset, first.size).decode("utf-8", "surrogatepass")
     meta = loads(SampleMeta, text, where=f"{shard.path}: {first.name}")

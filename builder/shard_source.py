@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sample import SampleMeta
@@ -89,7 +90,7 @@ def check_first_sample(meta: SampleMeta, first: IndexRow, where: str) -> None:
     if (meta.key, meta.num_tokens, meta.xxh3_128) != (first.key, first.num_tokens, expected):
         what = f"sample {meta.key}" if meta.key != first.key else f"another extraction of sample {meta.key}"
         raise DatasetMismatchError(
-            f"{where} begins with {what}, but the index says {first.key} of {first.num_tokens} tokens",
+            f"{where} begins with {what}, but the index says {first.key} of {counted(first.num_tokens, 'token')}",
             why="The shard, or the index, is of another packing",
             mend="Copy the whole dataset again",
         )

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ..schemas.counts import counted
 from ..schemas.states import layer_state
 
 Bits = npt.NDArray[np.uint16]
@@ -112,7 +113,7 @@ class StateCheck:
             yield StateFault(
                 row=row,
                 message=f"row {row} of {self._name} repeats row {row - 1} though the token is another "
-                f"({self._num_equal} of {num_pairs} such rows do)",
+                f"({self._num_equal:,} of {counted(num_pairs, 'such row does', 'such rows do')})",
             )
 
     def _look_for_level(self, bits_NH: Bits) -> None:

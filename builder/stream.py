@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..schemas import codec
+from ..schemas.counts import counted
 from ..schemas.errors import UsageError
 from ..schemas.manifest import Manifest
 from .decode import DecodedSample
@@ -190,7 +191,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
                 )
             if not 0 <= own.position <= len(self):
                 raise UsageError(
-                    f"position {own.position} is not in an epoch of {len(self)} samples",
+                    f"position {own.position} is not in an epoch of {counted(len(self), 'sample')}",
                     mend="Count num_consumed from the last set_epoch, and call that before each pass",
                 )
         return codec.encode(own)

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ..schemas.codec import loads
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, RecordError
 from ..schemas.index import ArrayPlace, CodedForm, IndexRow
 from ..schemas.planes import FIXED, PlanesHead, read_head, size_of_head
@@ -94,7 +95,7 @@ def read_members(shard: OpenShard) -> Iterator[TarMember]:
         if filled + END_BYTES > shard.size_bytes:
             raise shard.fault(
                 offset,
-                f"{member.name} needs {member.size} bytes, the file ends at {shard.size_bytes}",
+                f"{member.name} needs {counted(member.size, 'byte')}, the file ends at {shard.size_bytes:,}",
                 why="It was cut",
             )
         if any(shard.read(end, filled - end)):
@@ -127,7 +128,9 @@ def read_samples(shard: OpenShard, name: str, layout: DatasetLayout) -> Iterator
 def _check_end(shard: OpenShard, offset: int) -> None:
     rest = shard.size_bytes - offset
     if rest < END_BYTES or shard.size_bytes % RECORD:
-        raise shard.fault(offset, f"the archive's end is cut: the file has {shard.size_bytes} bytes", why="It was cut")
+        raise shard.fault(
+            offset, f"the archive's end is cut: the file has {counted(shard.size_bytes, 'byte')}", why="It was cut"
+        )
     for start in range(offset, shard.size_bytes, RECORD):
         if any(shard.read(start, RECORD)):
             raise shard.fault(start, "bytes after the archive's end", why="Two files were joined, or it was damaged")
@@ -152,7 +155,7 @@ def _check_columns(shard: OpenShard, members: list[TarMember], layout: DatasetLa
 def _meta(shard: OpenShard, member: TarMember) -> SampleMeta:
     where = f"{shard.path}: {member.name}"
     if member.size > _MAX_META_BYTES:
-        raise RecordError(f"has {member.size} bytes", where=where)
+        raise RecordError(f"has {counted(member.size, 'byte')}", where=where)
     try:
         text = shard.read(member.offset, member.size).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -176,8 +179,8 @@ def _place(shard: OpenShard, member: TarMember, spec: ArraySpec, meta: SampleMet
     if found != wanted:
         raise shard.fault(
             member.header_offset,
-            f"{member.name} is {found[0]} {list(found[1])} in {length} bytes, "
-            f"expected {wanted[0]} {list(wanted[1])} in {wanted[2]}",
+            f"{member.name} is {found[0]} {list(found[1])} in {counted(length, 'byte')}, "
+            f"expected {wanted[0]} {list(wanted[1])} in {wanted[2]:,}",
         )
     return ArrayPlace(offset=member.offset + header.header_bytes, length=length, xxh3_128=meta.xxh3_128[spec.name])
 
@@ -196,7 +199,7 @@ def planes_head(shard: OpenShard, member: TarMember) -> PlanesHead:
     if head.member_bytes != member.size:
         raise shard.fault(
             member.header_offset,
-            f"{member.name} has {member.size} bytes, {head.member_bytes} by its head",
+            f"{member.name} has {counted(member.size, 'byte')}, {head.member_bytes:,} by its head",
             why="A block is missing, cut or doubled",
         )
     return head

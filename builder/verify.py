@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ..schemas.codec import read_record
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
 from ..schemas.index import IndexRow
 from ..schemas.keys import is_key
@@ -104,7 +105,10 @@ def _is_remote(folder: DatasetFolder, task: ShardTask, findings: Findings) -> bo
     findings.only_remote.append(pushed.place(note))
     if task.rows is not None and len(task.rows) != task.entry.num_samples:
         index = str(folder.index.relative_to(folder.root))
-        findings.add(index, f"has {len(task.rows)} samples of {note.name}, manifest.json has {task.entry.num_samples}")
+        findings.add(
+            index,
+            f"has {counted(len(task.rows), 'sample')} of {note.name}, manifest.json has {task.entry.num_samples:,}",
+        )
     return True
 
 
@@ -159,12 +163,12 @@ def _check_dump_folder(run: Run, findings: Findings) -> None:
 def _check_manifest(manifest: Manifest, findings: Findings) -> None:
     totals = manifest.totals
     for what, said, summed in (
-        ("samples", totals.num_samples, sum(shard.num_samples for shard in manifest.shards)),
-        ("tokens", totals.num_tokens, sum(shard.num_tokens for shard in manifest.shards)),
-        ("bytes", totals.size_bytes, sum(shard.size_bytes for shard in manifest.shards)),
+        ("sample", totals.num_samples, sum(shard.num_samples for shard in manifest.shards)),
+        ("token", totals.num_tokens, sum(shard.num_tokens for shard in manifest.shards)),
+        ("byte", totals.size_bytes, sum(shard.size_bytes for shard in manifest.shards)),
     ):
         if said != summed:
-            findings.add(MANIFEST_FILENAME, f"says {said} {what} in all, its shards have {summed}")
+            findings.add(MANIFEST_FILENAME, f"says {counted(said, what)} in all, its shards have {summed:,}")
     names = [shard.name for shard in manifest.shards]
     if not names:
         findings.add(MANIFEST_FILENAME, "lists no shard")
@@ -198,7 +202,7 @@ def _tasks(folder: DatasetFolder, manifest: Manifest, findings: Findings) -> Ite
             if name in rows_by_shard:
                 findings.add(index, f"the rows of {name} stand in two places")
             elif name not in waiting:
-                findings.add(index, f"has {len(rows)} samples of {name}, which manifest.json does not list")
+                findings.add(index, f"has {counted(len(rows), 'sample')} of {name}, which manifest.json does not list")
             rows_by_shard[name] = rows_by_shard.get(name, ()) + rows
     is_readable = len(findings.faults) == num_before or bool(rows_by_shard)
     for name, entry in waiting.items():

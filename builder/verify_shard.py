@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ..schemas.counts import counted
 from ..schemas.index import ArrayPlace, IndexRow
 from ..schemas.manifest import Manifest, ShardEntry
 from ..schemas.progress import Progress
@@ -62,7 +63,7 @@ class ShardVerifier:
             size_bytes = os.fstat(file.fileno()).st_size
             self.findings.num_files, self.findings.size_bytes = 1, size_bytes
             if size_bytes != self._task.entry.size_bytes:
-                self._add(f"has {size_bytes} bytes, manifest.json says {self._task.entry.size_bytes}")
+                self._add(f"has {counted(size_bytes, 'byte')}, manifest.json says {self._task.entry.size_bytes:,}")
             shard = OpenShard(path=self._path, handle=file.fileno(), size_bytes=size_bytes)
             rows = self._structure(shard)
             self._count(rows)
@@ -103,8 +104,8 @@ class ShardVerifier:
         found = (self.findings.num_samples, self.findings.num_tokens)
         if found != (entry.num_samples, entry.num_tokens):
             self._add(
-                f"has {found[0]} samples of {found[1]} tokens, "
-                f"manifest.json says {entry.num_samples} of {entry.num_tokens}"
+                f"has {counted(found[0], 'sample')} of {counted(found[1], 'token')}, "
+                f"manifest.json says {entry.num_samples:,} of {entry.num_tokens:,}"
             )
 
     def _read(self, shard: OpenShard, rows: Sequence[IndexRow], progress: Progress) -> None:
@@ -189,7 +190,10 @@ class SampleVerifier:
         if len(bad):
             self._add(f"mask value {mask_T[bad[0]]}, expected 0 or 1", array=LOSS_MASK, row=int(bad[0]))
         elif int(mask_T.sum()) != self._row.num_trainable:
-            self._add(f"{mask_T.sum()} trainable tokens, {self._row.num_trainable} are said", array=LOSS_MASK)
+            self._add(
+                f"{counted(int(mask_T.sum()), 'trainable token')}, {self._row.num_trainable:,} are said",
+                array=LOSS_MASK,
+            )
 
     def _add(self, message: str, *, array: str, row: int | None = None) -> None:
         self._findings.add(self._row.shard, message, key=self._row.key, array=array, row=row)

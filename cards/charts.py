@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ..schemas.counts import counted
 from ..schemas.manifest import Manifest, ShardEntry
 from ..schemas.statistics import MASSIVE_RATIO, OUTLIER_RATIO, DatasetStatistics, Histogram, Spread, position_bins
 
@@ -103,7 +104,7 @@ def _histogram_chart(histogram: Histogram, *, name: str, title: str, x_label: st
     return Chart(
         name=name,
         title=title,
-        caption=f"{sum(histogram.counts):,} samples; a bar begins at its label.",
+        caption=f"{counted(sum(histogram.counts), 'sample')}; a bar begins at its label.",
         mark=Mark.BARS,
         x_label=x_label,
         y_label="samples",
@@ -197,8 +198,8 @@ def _shards(manifest: Manifest) -> Chart:
     return Chart(
         name="shards",
         title="Shard sizes",
-        caption=f"{len(manifest.shards):,} shards of {min(tokens, default=0):,} to {max(tokens, default=0):,} tokens"
-        + ("." if step == 1 else f"; a bar is the mean of {step}."),
+        caption=f"{counted(len(manifest.shards), 'shard')} of {min(tokens, default=0):,} to "
+        f"{counted(max(tokens, default=0), 'token')}" + ("." if step == 1 else f"; a bar is the mean of {step}."),
         mark=Mark.BARS,
         x_label="shard",
         y_label=unit,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..schemas.counts import counted
 from ..schemas.manifest import Manifest
 from ..schemas.sizes import format_size
 from ..schemas.states import Codec, array_specs, bytes_per_token
@@ -88,12 +89,12 @@ def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:
         ("tokens", f"{totals.num_tokens:,}"),
         ("tokens to train on (loss mask 1)", f"{totals.num_trainable:,} ({percent:.1f} %)"),
         ("shards", f"{len(manifest.shards):,} of at most {format_size(manifest.shard_size_bytes)}"),
-        ("size", f"{format_size(totals.size_bytes)} ({totals.size_bytes:,} bytes)"),
-        ("mean sample", f"{totals.num_tokens / num_samples:,.0f} tokens, {format_size(sample_bytes)}"),
+        ("size", f"{format_size(totals.size_bytes)} ({counted(totals.size_bytes, 'byte')})"),
+        ("mean sample", f"{counted(round(totals.num_tokens / num_samples), 'token')}, {format_size(sample_bytes)}"),
         ("bytes a token", f"{per_token:,}"),
         *_codec_rows(manifest, per_token * totals.num_tokens),
         ("states", f"{states}: {manifest.dtype}, width {model.hidden_size:,}"),
-        ("model", f"{model.name}, {model.num_layers} decoder layers, vocabulary {model.vocab_size:,}"),
+        ("model", f"{model.name}, {counted(model.num_layers, 'decoder layer')}, vocabulary {model.vocab_size:,}"),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 
+from ..schemas.counts import counted
 from ..schemas.manifest import Manifest
 from ..schemas.preview import PreviewRecord
 from ..schemas.sizes import format_size
@@ -82,5 +83,5 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plain": plain, "size": format_size}
+    environment.filters |= {"plain": plain, "size": format_size, "counted": counted}
     return environment

@@ -14,6 +14,7 @@ import jinja2
 
 from ..schemas.atomic import write_atomically
 from ..schemas.codec import write_record
+from ..schemas.counts import counted
 from ..schemas.manifest import Manifest
 from ..schemas.sizes import format_size
 from ..schemas.statistics import DatasetStatistics, PlotsFolder, SampleExcerpt
@@ -67,7 +68,7 @@ def render_report(manifest: Manifest, statistics: DatasetStatistics, extras: Rep
     """Return the page's HTML; the same figures always give the same text."""
     extras = extras or ReportExtras()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["size"] = format_size
+    environment.filters |= {"size": format_size, "counted": counted}
     environment.filters["number"] = _number
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         facts=card_facts(manifest),

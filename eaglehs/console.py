@@ -12,6 +12,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from .schemas import codec
+from .schemas.counts import counted
 from .schemas.progress import Progress
 from .schemas.sizes import format_size
 
@@ -49,9 +50,9 @@ class _Counts:
     def rates(self, seconds: float) -> str:
         """Return `120 samples, 45.1k tokens (8.2k/s), 2.6 GB (0.47 GB/s)`, leaving out what stayed 0."""
         seconds = max(seconds, 1e-9)
-        parts = [f"{self.num_samples:,} samples"] if self.num_samples else []
+        parts = [counted(self.num_samples, "sample")] if self.num_samples else []
         if self.num_tokens:
-            parts.append(f"{self.num_tokens:,} tokens ({self.num_tokens / seconds:,.0f}/s)")
+            parts.append(f"{counted(self.num_tokens, 'token')} ({self.num_tokens / seconds:,.0f}/s)")
         if self.size_bytes:
             parts.append(f"{format_size(self.size_bytes)} ({format_size(self.size_bytes / seconds)}/s)")
         return ", ".join(parts)

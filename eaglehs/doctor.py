@@ -18,6 +18,7 @@ from pathlib import Path
 
 from . import __version__
 from .preflight import nearest_folder
+from .schemas.counts import counted
 from .schemas.errors import EaglehsError
 from .schemas.sizes import format_size
 
@@ -113,7 +114,7 @@ def diagnose(where: Where) -> Diagnosis:
     found = Diagnosis(
         eaglehs=__version__,
         python=f"{platform.python_version()} ({sys.executable})",
-        system=f"{platform.system()} {platform.release()}, {len(os.sched_getaffinity(0))} processors",
+        system=f"{platform.system()} {platform.release()}, {counted(len(os.sched_getaffinity(0)), 'processor')}",
         packages=packages,
         gpus=gpus,
         engine=engine,
@@ -144,7 +145,8 @@ def _faults(found: Diagnosis, *, is_sglang_asked: bool) -> Iterator[str]:
         elif folder.free_bytes == 0:
             yield f"the {folder.use} {folder.path} is full: 0 of {format_size(folder.total_bytes)} are free"
     if found.file_limit < FEW_FILES:
-        yield f"a process may open {found.file_limit} files, a server needs {FEW_FILES} and more: ulimit -n 65536"
+        files = counted(found.file_limit, "file")
+        yield f"a process may open {files}, a server needs {FEW_FILES:,} and more: ulimit -n 65536"
 
 
 def _warnings(found: Diagnosis, *, is_sglang_asked: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .schemas.counts import counted
 from .schemas.errors import EngineError
 from .schemas.progress import Progress
 from .schemas.prompt import Prompt
@@ -38,7 +39,8 @@ class RestartsSpentError(EngineError):
         """`fault` is the last one."""
         self.fault = fault
         super().__init__(
-            f"the server went down {max_restarts + 1} times, more often than --max-restarts {max_restarts} allows",
+            f"the server went down {counted(max_restarts + 1, 'time')}, more often than "
+            f"--max-restarts {max_restarts} allows",
             why=f"Last: {fault}",
             mend="Mend the cause and run the same command again: finished samples are kept",
         )
@@ -127,7 +129,7 @@ class ExtractLoop:
             raise RestartsSpentError(self._engines.max_restarts, fault) from None
         self._progress.note(
             f"{fault} Starting it again (restart {self._num_restarts} of {self._engines.max_restarts}); "
-            f"{len(under_way)} prompts that were under way come last, one by one"
+            f"{counted(len(under_way), 'prompt that was', 'prompts that were')} under way come last, one by one"
         )
 
     def _set_aside(self, prompt: Prompt, fault: EngineDownError) -> None:

@@ -22,6 +22,7 @@ from .memory import allocate_plainly
 from .packing_keeper import PackOptions, check_same_packing, open_packing
 from .preflight import Forecast, Job, check_room, forecast
 from .push_stream import Push, PushOptions, open_push
+from .schemas.counts import counted
 from .schemas.errors import DataError, InterruptedRunError
 from .schemas.ledger import Ledger, SampleStatus
 from .schemas.progress import Progress
@@ -283,8 +284,8 @@ def _repair(store: RunStore, packed: frozenset[str], progress: Progress) -> None
     repairs = store.repair(packed)
     if repairs.lost_samples or repairs.orphan_files:
         progress.note(
-            f"{repairs.lost_samples} finished samples have lost their bytes and are computed again; "
-            f"{repairs.orphan_files} dumps of unfinished samples removed"
+            f"{counted(repairs.lost_samples, 'finished sample has', 'finished samples have')} lost "
+            f"their bytes, to be computed again; {counted(repairs.orphan_files, 'dump')} of unfinished samples removed"
         )
 
 
@@ -338,7 +339,7 @@ def _settings_text(settings: ExtractSettings) -> dict[str, str]:
 
 def _warn(prepared: _Prepared, progress: Progress) -> None:
     for message, count in prepared.prompts.warnings.items():
-        progress.note(f"warning ({count} rows): {message}")
+        progress.note(f"warning ({counted(count, 'row')}): {message}")
 
 
 def _check_skipped(settings: ExtractSettings, prompts: PreparedPrompts) -> None:
@@ -348,7 +349,7 @@ def _check_skipped(settings: ExtractSettings, prompts: PreparedPrompts) -> None:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(prompts.facts.skipped.items()))
         first = prompts.skipped[0]
         raise DataError(
-            f"{num_skipped} of {num_rows} rows of {settings.prompts} would be skipped ({reasons}), "
+            f"{num_skipped:,} of {counted(num_rows, 'row')} of {settings.prompts} would be skipped ({reasons}), "
             f"more than the share {settings.max_skipped_share} that --max-skipped-share allows",
             why=f"First: row {first.row}, {first.detail}",
             mend="Mend the prompts or the flags, or raise --max-skipped-share",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .packing_keeper import PackOptions
+from .schemas.counts import counted
 from .schemas.errors import StorageError
 from .schemas.ledger import LedgerEntry, SampleStatus
 from .schemas.manifest import DatasetFolder
@@ -284,4 +285,4 @@ def _device(folder: Path) -> int:
 
 
 def _bytes(count: int) -> str:
-    return f"{count:,} bytes ({format_size(count)})"
+    return f"{counted(count, 'byte')} ({format_size(count)})"

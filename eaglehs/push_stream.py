@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .cards.licenses import CardTerms
 from .packing_keeper import PackingKeeper
+from .schemas.counts import counted
 from .schemas.errors import EaglehsError, UsageError
 from .schemas.manifest import DatasetFolder
 from .schemas.progress import Progress
@@ -78,7 +79,7 @@ class Push:
         plan = plan_publish(self._folder.root, self._hub, self._options.publish, self._progress)
         if plan.stale:
             raise UsageError(
-                f"{len(plan.stale)} files of an earlier layout are on the Hub, such as {plan.stale[0]}",
+                f"{counted(len(plan.stale), 'file')} of an earlier layout are on the Hub, such as {plan.stale[0]}",
                 why="Stock readers would mix them in; all shards are sent, and nothing is visible yet",
                 mend=f"Make it visible and remove them with: eaglehs push {self._folder.root} {self._hub.repo} --yes",
             )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..schemas.counts import counted
 from ..schemas.dump import DumpName, DumpNameError, RequestId
 from .ring import Piece
 from .sglang_view import CAPTURED_MODES, CaptureRefusedError
@@ -122,8 +123,8 @@ class Capture:
                 )
             return list(aux.chunk(self._num_layers, dim=-1))
         if not isinstance(aux, list | tuple) or len(aux) != self._num_layers:
-            found = f"{len(aux)} states" if isinstance(aux, list | tuple) else f"a {type(aux).__name__}"
-            raise CaptureRefusedError(f"the model gave {found} for {self._num_layers} layers")
+            found = counted(len(aux), "state") if isinstance(aux, list | tuple) else f"a {type(aux).__name__}"
+            raise CaptureRefusedError(f"the model gave {found} for {counted(self._num_layers, 'layer')}")
         return list(aux)
 
     def _check(self, state: Tensor, num_rows: int) -> None:
@@ -134,7 +135,8 @@ class Capture:
             )
         if state.dim() != 2 or state.shape[0] < num_rows or state.shape[1] != self._hidden_size:
             raise CaptureRefusedError(
-                f"a state is {list(state.shape)} for a batch of {num_rows} rows of width {self._hidden_size}",
+                f"a state is {list(state.shape)} for a batch of {counted(num_rows, 'row')} of width "
+                f"{self._hidden_size}",
                 why="Some kinds of parallelism leave each rank with a part of the rows",
                 mend="Use --tp-size alone",
             )

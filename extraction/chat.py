@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from .loss_mask import Mask, Span
 from .row_content import Conversation, is_unicode
@@ -85,7 +86,8 @@ class Chat:
         for found in (offsets, marks_T):
             if found is not None and len(found) != len(ids):
                 raise ChatTemplateError(
-                    f"the tokenizer of {self.name} gave {len(found)} offsets or marks for {len(ids)} ids"
+                    f"the tokenizer of {self.name} gave {counted(len(found), 'offset or mark', 'offsets or marks')} "
+                    f"for {counted(len(ids), 'id')}"
                 )
         return EncodedChat(ids=ids, offsets=offsets, marks=marks_T)
 
@@ -110,7 +112,7 @@ class Chat:
             ) from None
         except (jinja2.TemplateError, TypeError, KeyError) as fault:
             # `raise_exception` of the template, or a message without a field that it takes for granted
-            part = "the conversation" if until is None else f"its first {until} messages alone"
+            part = "the conversation" if until is None else f"its first {counted(until, 'message')} alone"
             raise RowSkippedError(
                 SkipReason.TEMPLATE_REFUSED, f"the template refuses {part}: {str(fault)[:200]}"
             ) from None

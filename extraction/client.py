@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.dump import RequestId
 from ..schemas.errors import DataError, EaglehsError, StorageError
 from ..schemas.progress import Progress
@@ -40,7 +41,7 @@ class CachedRowsError(DataError):
         self.cached_tokens = cached_tokens
         super().__init__(
             f"{key}: rows 0..{cached_tokens - 1} are missing",
-            why=f"The server took these {cached_tokens} tokens from its prefix cache and never computed them",
+            why=f"The server took {counted(cached_tokens, 'token')} from its prefix cache and never computed them",
             mend="Restart it with --disable-radix-cache",
         )
 
@@ -53,8 +54,8 @@ class TooManyFailuresError(DataError):
         self.failures = tuple(failures)
         reason, count = Counter(failure.reason for failure in failures).most_common(1)[0]
         super().__init__(
-            f"{len(failures)} samples failed, more than --max-failed {max_failed} allows",
-            why=f"First: {failures[0].key}. Commonest reason ({count} times): {reason}",
+            f"{counted(len(failures), 'sample')} failed, more than --max-failed {max_failed} allows",
+            why=f"First: {failures[0].key}. Commonest reason ({counted(count, 'time')}): {reason}",
             mend="Mend the cause and run the same command again: finished samples are kept",
         )
 
@@ -65,7 +66,7 @@ class NothingAnsweredError(EngineDownError):
     def __init__(self, fault: PassingError, num_tries: int, waited_s: float) -> None:
         """`fault` is the last one."""
         super().__init__(
-            f"the server has finished no request in {num_tries} tries over {waited_s:.0f} s",
+            f"the server has finished no request in {counted(num_tries, 'try', 'tries')} over {waited_s:.0f} s",
             why=f"Last: {fault}",
             mend="See its log. The same command goes on with the run once the server is well",
         )

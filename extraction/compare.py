@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..schemas.counts import counted
 from ..schemas.states import FINAL
 from ..schemas.verified import StateReading
 from .compare_causes import BEFORE_NORM, NORMED_TWICE, OTHER_SAMPLE, ROW_AHEAD, ROW_BEHIND, explain
@@ -247,8 +248,9 @@ def _far_rows(items: Sequence[Measured]) -> list[str]:
         far_T = item.errors[item.expected] > FAR
         if int(far_T.sum()) > max(2, allowed * len(far_T)):
             faults.append(
-                f"{item.state} of {item.key}: {int(far_T.sum())} of {len(far_T)} rows are not this model's for these "
-                f"tokens, the first is row {int(far_T.nonzero()[0])}: its rows are in part another sample's"
+                f"{item.state} of {item.key}: {int(far_T.sum()):,} of {counted(len(far_T), 'row is', 'rows are')} not "
+                f"this model's for these tokens, the first is row {int(far_T.nonzero()[0])}: "
+                "its rows are in part another sample's"
             )
     return faults
 
@@ -260,5 +262,5 @@ def _far_share(errors_T: Tensor) -> float:
 def _which(keys: Iterable[str], num_samples: int) -> str:
     named = list(keys)
     if len(named) == num_samples:
-        return f"all {num_samples} samples checked" if num_samples > 1 else named[0]
+        return f"all {counted(num_samples, 'sample')} checked" if num_samples > 1 else named[0]
     return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")

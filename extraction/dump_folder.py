@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.dump import CaptureStatus, DumpName, DumpNameError
 from ..schemas.errors import StorageError, UsageError
 
@@ -47,7 +48,8 @@ class ForeignFilesError(UsageError):
         """`name` is the first of `count` files."""
         self.folder = folder
         super().__init__(
-            f"the dump folder {folder} holds {count} files that are no dumps, such as {name!r}",
+            f"the dump folder {folder} holds {counted(count, 'file that is no dump', 'files that are no dumps')}, "
+            f"such as {name!r}",
             why="Everything in a dump folder may be removed",
             mend="Give an empty or new folder with --dump-dir",
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..schemas.counts import counted
 from ..schemas.errors import EngineError
 from ..schemas.prompt import Prompt
 from ..schemas.run import ModelFacts
@@ -86,8 +87,8 @@ class FinalCheck:
         self._note(f"warning: {what}")
         if self._num_wrong >= STOP_COUNT and self._num_wrong >= STOP_SHARE * self._num_checked:
             raise WrongFinalError(
-                f"{self._num_wrong} of {self._num_checked} samples checked have final states that do not give the "
-                f"engine's next token; first {self._first_wrong}",
+                f"{self._num_wrong:,} of {counted(self._num_checked, 'sample')} checked have final states that do "
+                f"not give the engine's next token; first {self._first_wrong}",
                 why="`final` is not the LM head's input (a norm missing or one too many), or rows are shifted",
                 mend="The samples that this run has so far are wrong too: remove its folder. Then check the engine's "
                 "version (`eaglehs doctor`), and that --model is what the server has loaded",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..schemas.counts import counted
 from ..schemas.errors import EaglehsError
 from ..schemas.run import ModelFacts
 
@@ -146,7 +147,9 @@ def _head_name(names: dict[str, str], *, is_tied: bool) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise NoHeadError(f"the model has {len(found)} tensors called {wanted}: {', '.join(sorted(found)[:3])}")
+            raise NoHeadError(
+                f"the model has {counted(len(found), 'tensor')} called {wanted}: {', '.join(sorted(found)[:3])}"
+            )
     raise NoHeadError("the model has no tensor lm_head.weight: it is quantized, or has another name")
 
 

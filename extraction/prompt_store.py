@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..schemas.atomic import staged
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.prompt import PROMPTS_KIND, PROMPTS_VERSION, Prompt
 
@@ -48,7 +49,8 @@ def _groups(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
     for prompt in prompts:
         if len(prompt.loss_mask) != prompt.num_tokens:
             raise DataError(
-                f"prompt {prompt.key} has a loss mask of {len(prompt.loss_mask)} for {prompt.num_tokens} ids",
+                f"prompt {prompt.key} has a loss mask of {len(prompt.loss_mask):,} for "
+                f"{counted(prompt.num_tokens, 'id')}",
                 mend="Cut ids and mask together",
             )
         group.append(prompt)

@@ -18,6 +18,7 @@ from typing import cast
 import numpy as np
 import xxhash
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.keys import make_key
 from ..schemas.progress import Progress
@@ -49,7 +50,7 @@ class NoPromptsError(DataError):
         commonest = next(iter(self.skipped))
         first = next(row for row in skipped if row.reason.value == commonest)
         super().__init__(
-            f"none of the {len(skipped)} rows of {source} can be used ({reasons})",
+            f"none of the {counted(len(skipped), 'row')} of {source} can be used ({reasons})",
             why=f"First of them, row {first.row}: {first.detail}",
         )
 
@@ -126,8 +127,9 @@ def _check_options(options: PromptOptions, model: ModelFacts) -> None:
             raise UsageError(f"{flag} {value} leaves nothing", mend="Give a number above zero")
     if options.max_tokens is not None and options.max_tokens > _context_tokens(model):
         raise UsageError(
-            f"--max-tokens {options.max_tokens} is more than {model.name} can be given ({_context_tokens(model)})",
-            why=f"Its config.json allows {model.max_position} positions, and the engine is asked for one token more",
+            f"--max-tokens {options.max_tokens} is more than {model.name} can be given ({_context_tokens(model):,})",
+            why=f"Its config.json allows {counted(model.max_position, 'position')}, and the engine is asked "
+            "for one token more",
         )
 
 
@@ -268,14 +270,19 @@ def _check_tokens(tokens: TokenRow, model: ModelFacts) -> None:
         detail = f"id {tokens.ids[at]} at position {at}; {model.name} has a vocabulary of {model.vocab_size}"
         raise RowSkippedError(SkipReason.OUTSIDE_VOCABULARY, detail)
     if num_tokens > max_member_tokens(model):
-        detail = f"{num_tokens} tokens; one member holds {max_member_tokens(model)} rows of width {model.hidden_size}"
+        most = counted(max_member_tokens(model), "row")
+        detail = f"{counted(num_tokens, 'token')}; one member holds {most} of width {model.hidden_size}"
         raise RowSkippedError(SkipReason.LONGER_THAN_MEMBER, detail)
     if num_tokens > _context_tokens(model):
-        detail = f"{num_tokens} tokens; {model.name} can be given {_context_tokens(model)} (--max-tokens cuts)"
+        detail = (
+            f"{counted(num_tokens, 'token')}; {model.name} can be given {_context_tokens(model):,} (--max-tokens cuts)"
+        )
         raise RowSkippedError(SkipReason.LONGER_THAN_CONTEXT, detail)
     if not tokens.mask.any():
-        cut = f" of the first {num_tokens}" if WarningKind.CUT in tokens.warnings else f" of {num_tokens}"
-        raise RowSkippedError(SkipReason.NO_TRAINABLE, f"the loss mask is 0 for all{cut} tokens")
+        cut = "the first " if WarningKind.CUT in tokens.warnings else ""
+        raise RowSkippedError(
+            SkipReason.NO_TRAINABLE, f"the loss mask is 0 for all of {cut}{counted(num_tokens, 'token')}"
+        )
 
 
 def _counts(skipped: tuple[SkippedRow, ...]) -> dict[str, int]:

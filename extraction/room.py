@@ -6,6 +6,7 @@ import errno
 import shutil
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 
 RESERVE_BYTES = 1 << 20
@@ -24,7 +25,7 @@ class DiskNearlyFullError(StorageError):
         self.free_bytes = free_bytes
         self.needed_bytes = needed_bytes
         super().__init__(
-            f"the disk of {folder} has {free_bytes:,} bytes free; samples under way and the next one "
+            f"the disk of {folder} has {counted(free_bytes, 'byte')} free; samples under way and the next one "
             f"need {needed_bytes:,} and a reserve of {RESERVE_BYTES:,}",
             why="The run was stopped in order before the disk was full, and what was under way is kept",
             mend="Free space and run the same command again: it goes on from here",
@@ -49,6 +50,6 @@ def as_storage_error(fault: OSError, folder: Path) -> StorageError | None:
     free = shutil.disk_usage(folder).free if folder.exists() else 0
     return StorageError(
         f"{fault.filename or folder} can't be written: {fault.strerror}",
-        why=f"{free:,} bytes are free there",
+        why=f"{counted(free, 'byte is', 'bytes are')} free there",
         mend="Free space, or make it writable, and run the same command again: finished samples are kept",
     )

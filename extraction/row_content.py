@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schemas.counts import counted
 from .prompt_rows import Row, RowError
 
 Message = dict[str, Any]
@@ -146,7 +147,9 @@ def _token_ids(row: Row, where: str) -> TokenIds:
     mask_T = _whole_numbers(row["loss_mask"], "loss_mask", where)
     if len(mask_T) != len(ids_T):
         raise RowError(
-            where, f"loss_mask has {len(mask_T)} values for {len(ids_T)} input_ids", mend="Give one for each id"
+            where,
+            f"loss_mask has {counted(len(mask_T), 'value')} for {len(ids_T):,} input_ids",
+            mend="Give one for each id",
         )
     odd = np.flatnonzero((mask_T != 0) & (mask_T != 1))
     if len(odd):

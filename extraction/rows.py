@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.dump import DumpName, DumpNameError
 
 
@@ -43,7 +44,7 @@ class RowsOf:
                 return f"rows {name.start}..{min(end, name.end) - 1} came twice"
             end = name.end
         if end > self.num_tokens:
-            return f"rows up to {end - 1} came for {self.num_tokens} tokens"
+            return f"rows up to {end - 1} came for {counted(self.num_tokens, 'token')}"
         return ""
 
     @property

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from ..schemas.atomic import make_folder, staged, sync_folder
 from ..schemas.codec import read_record, write_record
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError, UsageError
 from ..schemas.keys import fan_out
 from ..schemas.ledger import Ledger, LedgerEntry, SampleStatus, cut_torn_line
@@ -116,8 +117,9 @@ class RunStore:
             needed = sum(dump.size_bytes for dump in checked.dumps)
             free = shutil.disk_usage(self.folder.root).free
             raise StorageError(
-                f"sample {prompt.key} ({needed:,} bytes) can't be kept in {self.folder.root}: {fault.strerror}",
-                why=f"{free:,} bytes are free there",
+                f"sample {prompt.key} ({counted(needed, 'byte')}) can't be kept in {self.folder.root}: "
+                f"{fault.strerror}",
+                why=f"{counted(free, 'byte is', 'bytes are')} free there",
                 mend="Free space and run the same command again: finished samples are kept",
             ) from None
         return entry

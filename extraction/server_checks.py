@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..schemas import codec
+from ..schemas.counts import counted
 from ..schemas.dump import CaptureStatus
 from ..schemas.errors import EngineError, RecordError
 from .capture_rules import violations_in_info
@@ -147,14 +148,20 @@ def _missing_fault(evidence: Evidence, expected: Expected) -> str:
     if evidence.status is not None or evidence.status_fault:
         return ""
     nodes = num_nodes(evidence.info)
-    where = f"; the server runs on {nodes} nodes, and its rank 0 writes there, on its own node" if nodes > 1 else ""
+    where = (
+        f"; the server runs on {counted(nodes, 'node')}, and its rank 0 writes there, on its own node"
+        if nodes > 1
+        else ""
+    )
     return f"the plugin is not loaded in that server: {expected.dump_dir} has no {CaptureStatus.FILENAME}{where}"
 
 
 def _scattered_fault(evidence: Evidence, _: Expected) -> str:
     nodes, replicas = num_nodes(evidence.info), num_replicas(evidence.info)
     is_scattered = nodes > 1 and replicas > 1
-    return f"the server's {replicas} replicas (dp_size) run on {nodes} nodes" if is_scattered else ""
+    return (
+        f"the server's {counted(replicas, 'replica')} (dp_size) run on {counted(nodes, 'node')}" if is_scattered else ""
+    )
 
 
 def _unreadable_fault(evidence: Evidence, _: Expected) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from ..schemas.counts import counted
 from ..schemas.errors import EngineError, StorageError
 from ..schemas.progress import Progress
 from ..schemas.run import EngineFacts
@@ -162,6 +163,6 @@ def _check_room(evidence: Evidence, expected: Expected) -> None:
     if free < needed:
         raise StorageError(
             f"the dump folder {expected.dump_dir} has {format_size(free)} free, "
-            f"but two prefill batches ({num_tokens} tokens) need {format_size(needed)}",
+            f"but two prefill batches ({counted(num_tokens, 'token')}) need {format_size(needed)}",
             mend="Free space there, give another --dump-dir, or a smaller --chunked-prefill-size after --",
         )

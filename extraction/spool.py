@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 
 DUMP_OVERHEAD_BYTES = 8192
@@ -30,8 +31,10 @@ class SpoolTooSmallError(StorageError):
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         super().__init__(
-            f"{key} needs {needed_bytes:,} bytes of dumps, {free_bytes:,} bytes are free in the dump folder {folder}",
-            why=f"{needed_bytes - free_bytes:,} bytes are missing, with no other request under way",
+            f"{key} needs {counted(needed_bytes, 'byte')} of dumps, {counted(free_bytes, 'byte is', 'bytes are')} free "
+            f"in the dump folder {folder}",
+            why=f"{counted(needed_bytes - free_bytes, 'byte is', 'bytes are')} missing, "
+            "with no other request under way",
             mend="Free space there, give a folder on a larger disk with --dump-dir, or cut prompts with --max-tokens",
         )
 

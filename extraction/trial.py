@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from ..schemas.counts import counted
 from ..schemas.dump import DumpNameError, RequestId
 from ..schemas.errors import DataError, EngineError
 from .dump_folder import clean
@@ -66,7 +67,8 @@ def _try_replica(server: Server, expected: Expected, info: Mapping[str, Any], re
         clean(expected.dump_dir, rid_prefix=rid)
     if generated.cached_tokens:
         raise ServerRefusedError(
-            "trial", f"the server took {generated.cached_tokens} of {len(TRIAL_IDS)} tokens from a prefix cache"
+            "trial",
+            f"the server took {generated.cached_tokens:,} of {counted(len(TRIAL_IDS), 'token')} from a prefix cache",
         )
 
 
@@ -105,7 +107,8 @@ def _refusal(expected: Expected, info: Mapping[str, Any]) -> ServerRefusedError:
         return ServerRefusedError(
             "trial",
             what,
-            why=f"The server runs on {num_nodes(info)} nodes, and its rank 0 writes the dumps, on its own node",
+            why=f"The server runs on {counted(num_nodes(info), 'node')}, and its rank 0 writes the dumps, "
+            "on its own node",
             mend=f"Run eaglehs on the node of rank 0 (--node-rank 0), or put --dump-dir on a disk that both see. "
             f"{_GIVE_FOLDER}",
         )

@@ -25,6 +25,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .counts import counted
 from .errors import DataError
 from .states import MAX_MEMBER_BYTES
 
@@ -133,14 +134,15 @@ def read_head(content: bytes, *, where: str) -> PlanesHead:
     table = content[FIXED.size : head_bytes(num_blocks)]
     if len(table) < num_blocks * _ENTRY.size:
         raise PlanesHeadError(
-            f"{where}: {len(content)} bytes of a head of {head_bytes(num_blocks)} are there", why="It was cut"
+            f"{where}: {counted(len(content), 'byte')} of a head of {head_bytes(num_blocks):,} are there",
+            why="It was cut",
         )
     head = PlanesHead(num_rows=num_rows, width=width, block_rows=block_rows, blocks=tuple(_ENTRY.iter_unpack(table)))
     for block in head.placed():
         most = (block.end - block.start) * head.row_bytes
         if not 0 < block.length <= most:
             raise PlanesHeadError(
-                f"{where}: block {block.number} of {most} bytes has {block.length} by the head's table"
+                f"{where}: block {block.number} of {counted(most, 'byte')} has {block.length:,} by the head's table"
             )
     return head
 
@@ -158,7 +160,8 @@ def _fixed_fields(content: bytes, where: str) -> tuple[int, int, int, int]:
     is_sound = 0 < size <= MAX_MEMBER_BYTES and block_rows > 0 and num_blocks == -(-num_rows // block_rows)
     if not is_sound or num_blocks > _MAX_BLOCKS:
         raise PlanesHeadError(
-            f"{where}: its head says {num_rows} rows of width {width} in {num_blocks} blocks of {block_rows}",
+            f"{where}: its head says {counted(num_rows, 'row')} of width {width} in "
+            f"{counted(num_blocks, 'block')} of {block_rows:,}",
             why="It was damaged",
         )
     return width, num_rows, block_rows, num_blocks

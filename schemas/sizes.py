@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from .counts import counted
 from .errors import UsageError
 
 _UNITS = {"": 1, "b": 1}
@@ -27,7 +28,7 @@ def parse_size(text: str) -> int:
         )
     size_bytes = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
     if size_bytes < 1:
-        raise UsageError(f"{text!r} is {size_bytes} bytes", mend="Give a size above zero, such as 2GB")
+        raise UsageError(f"{text!r} is {counted(size_bytes, 'byte')}", mend="Give a size above zero, such as 2GB")
     return size_bytes
 
 

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .counts import counted
 from .errors import UsageError
 
 CAPTURE = "layer_input"
@@ -143,7 +144,8 @@ def check_layers(layers: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
     for layer in layers:
         if not 0 <= layer < num_layers:
             raise UsageError(
-                f"layer {layer} is out of range: the model has {num_layers} decoder layers, so 0..{num_layers - 1}",
+                f"layer {layer} is out of range: the model has {counted(num_layers, 'decoder layer')}, "
+                f"so 0..{num_layers - 1}",
                 why="State k is the residual stream that enters layer k; `final` (after the last norm) is always kept",
             )
     return tuple(sorted(layers))
@@ -159,5 +161,5 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     """
     layers = (2, num_layers // 2, num_layers - 3)
     if num_layers < 6 or len(set(layers)) < len(layers):
-        raise UsageError(f"a model of {num_layers} layers has no default layers", mend="Give --layers")
+        raise UsageError(f"a model of {counted(num_layers, 'layer')} has no default layers", mend="Give --layers")
     return layers

@@ -1,6 +1,7 @@
 """The house rules that a machine can check: which way imports point, how long things are, what opens a folder."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,42 @@ def test_tests_of_real_sglang_say_so_in_the_name_of_their_file():
     for path in (ROOT / "tests").rglob("test_*.py"):
         if "mark.sglang" in path.read_text() and path != Path(__file__):
             assert "sglang" in path.name, path
+
+
+COUNTED_NOUNS = (
+    "bytes|chunks|dumps|faults|files|ids|layers|messages|nodes|offsets|processors|prompts|ranks|records|replicas|requests|"
+    "rows|samples|servers|shards|states|tensors|threads|tokens|tries|values"
+)
+A_COUNT_AND_ITS_NOUN = re.compile(rf"\x00 (?:[a-z-]+ )?(?:{COUNTED_NOUNS})\b(?!/)")
+IN_A_TEMPLATE = re.compile(rf"\}}\}} (?:[a-z-]+ )?(?:{COUNTED_NOUNS})\b")
+NO_COUNTS = {"{found.name} values", "{', '.join(_FILE_SUFFIXES)} files", "{root} lacks shards"}
+"""What only looks like a count and its noun."""
+
+STILL_TO_MEND = {"builder/pack.py", "builder/pack_folder.py", "builder/tar_writer.py"}
+
+
+def text_of(node: ast.JoinedStr) -> str:
+    """An f-string with a NUL for each value, and what eaglehs.schemas.counts.counted gives left out."""
+    return "".join(
+        part.value if isinstance(part, ast.Constant) else "" if "counted(" in ast.unparse(part) else "\x00"
+        for part in node.values
+    )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_count_has_its_noun_from_counted(path: Path):
+    """Written beside the count, the noun is a plural also of one."""
+    if str(path.relative_to(ROOT)) in STILL_TO_MEND:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr) and A_COUNT_AND_ITS_NOUN.search(text_of(node)):
+            told = ast.unparse(node)
+            assert any(known in told for known in NO_COUNTS), f"{path.name}:{node.lineno}: {told}"
+
+
+@pytest.mark.parametrize("name", ["card.md", "report.html"])
+def test_a_count_in_a_template_has_its_noun_from_counted(name: str):
+    assert not IN_A_TEMPLATE.findall((ROOT / "cards" / name).read_text())
 
 
 def test_every_folder_opens_with_its_story():

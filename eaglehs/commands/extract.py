@@ -6,14 +6,27 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import console
+from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 from ..schemas.sizes import format_size, parse_size
-from .options import CodecName, JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
+from .options import (
+    CodecName,
+    EngineName,
+    JsonFlag,
+    LayerList,
+    MaskName,
+    ModelName,
+    ProfileName,
+    TrustFlag,
+    UntestedFlag,
+    choice,
+    parse_layers,
+)
 
 if TYPE_CHECKING:
     from ..extract_run import ExtractPlan, ExtractSettings
@@ -29,8 +42,8 @@ def extract(
         "run"
     ),
     engine: Annotated[
-        Literal["auto", "sglang", "transformers"],
-        typer.Option("--engine", help="auto: sglang where it is installed with a GPU, else transformers."),
+        EngineName,
+        choice("--engine", EngineName, text="auto: sglang where it is installed with a GPU, else transformers."),
     ] = "auto",
     server: Annotated[
         list[str] | None,
@@ -47,8 +60,8 @@ def extract(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Take only the first N usable prompts.")] = None,
     loss_mask: Annotated[
-        Literal["assistant", "last", "all"],
-        typer.Option("--loss-mask", help="Tokens to train on: every turn of the assistant, the last one, or all."),
+        MaskName,
+        choice("--loss-mask", MaskName, text="Tokens to train on: every turn of the assistant, the last one, or all."),
     ] = "assistant",
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Requests under way at once (1 repeats bit for bit).")
@@ -90,7 +103,8 @@ def extract(
         ),
     ] = None,
     codec: Annotated[
-        CodecName | None, typer.Option("--codec", help="With --pack: how states are stored, as of `eaglehs pack`.")
+        CodecName | None,
+        choice("--codec", CodecName, text="With --pack: how states are stored, as of `eaglehs pack`."),
     ] = None,
     spool_size: Annotated[
         str | None,
@@ -249,7 +263,8 @@ def _extract(settings: ExtractSettings, *, is_json: bool) -> None:
 
 def _plan_text(plan: ExtractPlan) -> str:
     model, skipped = plan.model, _counts(plan.skipped)
-    shape = f"{model.architecture}, {model.num_layers} layers, width {model.hidden_size}, vocab {model.vocab_size}"
+    layers = counted(model.num_layers, "layer")
+    shape = f"{model.architecture}, {layers}, width {model.hidden_size}, vocab {model.vocab_size}"
     return "\n".join(
         (
             f"model      {model.name} ({shape})",
@@ -266,7 +281,7 @@ def _plan_text(plan: ExtractPlan) -> str:
 def _forecast_lines(forecast: Forecast) -> Iterator[str]:
     where = f"in {forecast.dataset}" if forecast.dataset else "when it is packed"
     yield f"shards     {forecast.num_shards:,}, {format_size(forecast.dataset_bytes)} {where}"
-    yield f"to do      {forecast.num_pending:,} prompts, {forecast.pending_tokens:,} tokens"
+    yield f"to do      {counted(forecast.num_pending, 'prompt')}, {counted(forecast.pending_tokens, 'token')}"
     yield f"spool      at most {format_size(forecast.spool_bytes)}"
     for space in forecast.spaces:
         folders = ", ".join(space.folders)
@@ -281,7 +296,9 @@ def _forecast_lines(forecast: Forecast) -> Iterator[str]:
 def _summary_text(summary: ExtractSummary) -> str:
     norms = ", ".join(f"{state} {norm:.3g}" for state, norm in summary.state_norms.items())
     share = summary.num_trainable / max(summary.num_tokens, 1)
-    samples = f"{summary.num_samples:,} samples ({summary.num_new:,} new), {summary.num_tokens:,} tokens"
+    samples = (
+        f"{counted(summary.num_samples, 'sample')} ({summary.num_new:,} new), {counted(summary.num_tokens, 'token')}"
+    )
     failed = f"{_counts(summary.failed)} failed, {_counts(summary.skipped)} skipped"
     return "\n".join(
         (
@@ -298,7 +315,8 @@ def _next(summary: ExtractSummary) -> str:
     if packed is None:
         return f"next: eaglehs pack {summary.run}"
     size = format_size(packed.totals.size_bytes)
-    told = f"{packed.dataset}: {packed.totals.num_samples:,} samples, {size} in {packed.num_shards} shards"
+    samples, shards = counted(packed.totals.num_samples, "sample"), counted(packed.num_shards, "shard")
+    told = f"{packed.dataset}: {samples}, {size} in {shards}"
     if summary.published is None:
         return told
     return f"{told}\npublished: {summary.published.repo}, revision {summary.published.revision}"

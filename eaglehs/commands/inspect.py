@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import console
+from ..schemas.counts import counted
 from ..schemas.sizes import format_size
 from .options import JsonFlag
 
@@ -68,14 +69,14 @@ def _overview_lines(found: Overview) -> list[tuple[str, str]]:
     share = f"{100 * found.num_trainable / found.num_tokens:.1f} %" if found.num_tokens else "0 %"
     return [
         (found.kind, found.path),
-        ("model", f"{model.name} @ {model.revision[:12]} ({model.architecture}, {model.num_layers} layers)"),
+        ("model", f"{model.name} @ {model.revision[:12]} ({model.architecture}, {counted(model.num_layers, 'layer')})"),
         ("states", f"{', '.join(map(str, found.layers))} ({found.capture}) and final, width {model.hidden_size}, bf16"),
         ("codec", "" if found.codec == "plain" else str(found.codec)),
         ("engine", f"{found.engine}, run {found.run_id} of {found.created_at}"),
-        ("samples", f"{found.num_samples:,} of {found.num_planned:,} prompts"),
+        ("samples", f"{found.num_samples:,} of {counted(found.num_planned, 'prompt')}"),
         ("tokens", f"{found.num_tokens:,}, {found.num_trainable:,} trained on ({share})"),
         ("lengths", f"{lengths.shortest} to {lengths.longest}, median {lengths.median}" if lengths else ""),
-        ("size", f"{format_size(found.size_bytes)} in {found.num_files:,} files"),
+        ("size", f"{format_size(found.size_bytes)} in {counted(found.num_files, 'file')}"),
         ("on the Hub", found.on_hub),
         ("norms", _norms(found.state_norms)),
         ("failed", _reasons(found.failed)),
@@ -91,13 +92,13 @@ def _sample_lines(found: SampleView) -> list[tuple[str, str]]:
         ("tokens", f"{found.num_tokens:,}, {found.num_trainable:,} trained on; the engine's next: {found.next_token}"),
         ("shard", found.shard),
         *((name, _place_text(place)) for name, place in found.arrays.items()),
-        *(("dump", f"{dump.name}, {dump.size_bytes:,} bytes") for dump in found.dumps),
+        *(("dump", f"{dump.name}, {counted(dump.size_bytes, 'byte')}") for dump in found.dumps),
         ("norms", _norms(found.state_norms)),
     ]
 
 
 def _place_text(place: ArrayPlace) -> str:
-    text = f"{place.stored_bytes:,} bytes at {place.offset:,}"
+    text = f"{counted(place.stored_bytes, 'byte')} at {place.offset:,}"
     return text if place.coded is None else f"{text}, {place.coded.codec} of {place.length:,}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import console
+from ..schemas.counts import counted
 from ..schemas.verified import StateReading, Verified
 
 
@@ -14,10 +15,13 @@ def show_numbers(found: Verified) -> None:
         console.out(_state_line(state))
     console.out(
         f"next token   {found.num_next_agree} of {found.num_next_tokens} as the LM head makes it of the last row; "
-        f"likeliest token the same in {found.same_token_share:.1%} of {found.num_rows:,} rows"
+        f"likeliest token the same in {found.same_token_share:.1%} of {counted(found.num_rows, 'row')}"
         f"{_own(found.own_same_token_share, '.1%')}"
     )
-    console.out(f"{len(found.samples)} samples, {found.model} by {found.reference}: {len(found.faults)} faults")
+    console.out(
+        f"{counted(len(found.samples), 'sample')}, {found.model} by {found.reference}: "
+        + counted(len(found.faults), "fault")
+    )
 
 
 def _state_line(state: StateReading) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -28,6 +28,10 @@ ProfileName = Annotated[
 CodecName = Literal["plain", "planes-zstd"]
 """The names of schemas.states.Codec."""
 
+EngineName = Literal["auto", "sglang", "transformers"]
+
+MaskName = Literal["assistant", "last", "all"]
+
 TrustFlag = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run (tokenizer, config, model).")
 ]
@@ -35,6 +39,21 @@ TrustFlag = Annotated[
 UntestedFlag = Annotated[
     bool, typer.Option("--allow-untested", help="Use a release of SGLang that capture is not known to work with.")
 ]
+
+
+def choice(flag: str, words: Any, *, text: str) -> Any:
+    """Return the option `flag` with the help `text`, which takes one of the `words` of a Literal.
+
+    Parsed here, because typer (0.29) lets pydantic write "Value error, " before the words of a refusal.
+    """
+    known = get_args(words)
+
+    def parse(given: str) -> str:
+        if given not in known:
+            raise typer.BadParameter(f"{given!r} is not one of {', '.join(map(repr, known))}.")
+        return given
+
+    return typer.Option(flag, parser=parse, metavar=f"<{'|'.join(known)}>", help=text)
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:

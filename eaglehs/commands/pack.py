@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import console
+from ..schemas.counts import counted
 from ..schemas.sizes import format_size, parse_size
-from .options import CodecName, JsonFlag
+from .options import CodecName, JsonFlag, choice
 
 if TYPE_CHECKING:
     from ..builder.pack import PackSummary
@@ -38,9 +39,10 @@ def pack(
     ] = 1,
     codec: Annotated[
         CodecName,
-        typer.Option(
+        choice(
             "--codec",
-            help="How states are stored. planes-zstd, lossless, is smaller and for archives: stock readers then need "
+            CodecName,
+            text="How states are stored. planes-zstd, lossless, is smaller and for archives: stock readers then need "
             "eaglehs.decode, and nothing can be mapped.",
         ),
     ] = "plain",
@@ -92,7 +94,7 @@ def _show(summary: PackSummary, card: Path) -> None:
             f"{summary.dataset} is the packed dataset of this run and these settings already; nothing was written"
         )
     console.out(
-        f"{summary.dataset}: {totals.num_samples:,} samples, {totals.num_tokens:,} tokens "
-        f"({totals.num_trainable:,} trained on), {format_size(totals.size_bytes)} in {summary.num_shards} shards; "
-        f"card {card}"
+        f"{summary.dataset}: {counted(totals.num_samples, 'sample')}, {counted(totals.num_tokens, 'token')} "
+        f"({totals.num_trainable:,} trained on), {format_size(totals.size_bytes)} in "
+        f"{counted(summary.num_shards, 'shard')}; card {card}"
     )

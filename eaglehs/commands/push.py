@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import console
+from ..schemas.counts import counted
 from ..schemas.errors import UsageError
 from ..schemas.sizes import format_size
 from .options import JsonFlag
@@ -80,11 +81,11 @@ def _allow_removal(plan: PublishPlan, *, is_allowed: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            f"{len(plan.stale)} files of an earlier layout are on the Hub, such as {plan.stale[0]}",
+            f"{counted(len(plan.stale), 'file')} of an earlier layout are on the Hub, such as {plan.stale[0]}",
             why="Stock readers would mix them in",
             mend="Remove them in the same step with --yes; --dry-run lists them",
         )
-    if not typer.confirm(f"Remove these {len(plan.stale)} files from the Hub?", err=True):
+    if not typer.confirm(f"Remove these {counted(len(plan.stale), 'file')} from the Hub?", err=True):
         raise UsageError("nothing was sent", why="The new dataset can't stand beside the old files")
 
 
@@ -92,12 +93,13 @@ def _show_plan(facts: PlanFacts, show: Callable[[str], None]) -> None:
     place = f"{facts.repo} ({'private' if facts.is_private else 'public'}{', new' if facts.is_new else ''})"
     folders = ", ".join(f"{count} in {folder}" for folder, count in facts.folders.items())
     show(f"to          {place}, branch {facts.branch}, as {facts.account}")
-    show(f"dataset     {facts.num_files:,} files, {format_size(facts.size_bytes)}: {folders}")
+    show(f"dataset     {counted(facts.num_files, 'file')}, {format_size(facts.size_bytes)}: {folders}")
     show(f"largest     {facts.largest_file}, {format_size(facts.largest_bytes)}")
     show(
-        f"there       {facts.num_present:,} files; {facts.num_copied:,} more under another name or from a stopped push"
+        f"there       {counted(facts.num_present, 'file')}; {facts.num_copied:,} more under another name "
+        "or from a stopped push"
     )
-    show(f"to send     {facts.num_sent:,} files, {format_size(facts.sent_bytes)}")
+    show(f"to send     {counted(facts.num_sent, 'file')}, {format_size(facts.sent_bytes)}")
     for name in facts.stale[:_MOST_LINES]:
         show(f"to remove   {name}")
     if len(facts.stale) > _MOST_LINES:
@@ -107,9 +109,9 @@ def _show_plan(facts: PlanFacts, show: Callable[[str], None]) -> None:
 def _show_result(result: PublishResult) -> None:
     if result.is_unchanged:
         console.say(f"{result.repo} has all of it already; nothing was sent")
-    removed = f", {len(result.removed)} old files removed" if result.removed else ""
+    removed = f", {counted(len(result.removed), 'old file')} removed" if result.removed else ""
     console.out(
-        f"{result.repo}: {result.num_files:,} files, {format_size(result.size_bytes)}, of which {result.num_sent:,} "
-        f"({format_size(result.sent_bytes)}) were sent{removed}; compared with the Hub's listing; "
+        f"{result.repo}: {counted(result.num_files, 'file')}, {format_size(result.size_bytes)}, of which "
+        f"{result.num_sent:,} ({format_size(result.sent_bytes)}) were sent{removed}; compared with the Hub's listing; "
         f"revision {result.revision}"
     )

@@ -10,6 +10,7 @@ import typer
 
 from .. import console
 from ..schemas.codec import encode
+from ..schemas.counts import counted
 from ..schemas.errors import UsageError
 from ..schemas.progress import Progress
 from ..schemas.run import RUN_FILENAME
@@ -98,16 +99,17 @@ def _show(report: VerifyReport) -> None:
         console.say(f"fault: {fault}")
     more = f", of which {_MOST_LINES} are shown (all with --json)" if len(report.faults) > _MOST_LINES else ""
     console.out(
-        f"{report.path}: {report.num_samples:,} samples, {report.num_tokens:,} tokens, "
-        f"{format_size(report.size_bytes)} in {report.num_files} files: {len(report.faults)} faults{more}"
+        f"{report.path}: {counted(report.num_samples, 'sample')}, {counted(report.num_tokens, 'token')}, "
+        f"{format_size(report.size_bytes)} in {counted(report.num_files, 'file')}: "
+        f"{counted(len(report.faults), 'fault')}{more}"
     )
     if report.only_remote:
         place, _, first = report.only_remote[0].partition(": ")
         check = f"check them with: eaglehs verify {place}"
         waiting = f"their push to {place} has not ended: run the same `eaglehs extract --push` again"
         console.out(
-            f"not read: {len(report.only_remote)} shards that are only on the Hub, such as {first}; "
-            f"{check if place.startswith('hf://') else waiting}"
+            f"not read: {counted(len(report.only_remote), 'shard that is', 'shards that are')} only on the Hub, such "
+            f"as {first}; {check if place.startswith('hf://') else waiting}"
         )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import __version__, console
 from ..schemas.codec import read_record, write_record
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, RecordError, UsageError
 from ..schemas.states import default_layers
 from .report import Array, DemoReport, Stage
@@ -168,7 +169,9 @@ def check_same_bits(stock: Samples, ours: Samples) -> None:
     import torch
 
     if list(stock) != list(ours):
-        raise StreamMismatchError(f"load_dataset gave {len(stock)} samples, eaglehs.stream {len(ours)}, or other keys")
+        raise StreamMismatchError(
+            f"load_dataset gave {counted(len(stock), 'sample')}, eaglehs.stream {len(ours):,}, or other keys"
+        )
     for key, sample in stock.items():
         for name, array in sample.items():
             if name != "key" and not torch.equal(array.view(torch.uint8), ours[key][name].view(torch.uint8)):
@@ -190,7 +193,7 @@ def _make_model(folder: DemoFolder) -> _Done:
     write_tiny_model(folder.model)
     folder.prompts.write_bytes(_bundled(CONVERSATIONS))
     size_bytes = sum(path.stat().st_size for path in folder.model.iterdir())
-    return _Done(size_bytes=size_bytes, note=f"random, Kimi-K2's shape, {NUM_LAYERS} layers")
+    return _Done(size_bytes=size_bytes, note=f"random, Kimi-K2's shape, {counted(NUM_LAYERS, 'layer')}")
 
 
 def _extract(folder: DemoFolder, progress: Progress) -> _Done:
@@ -228,7 +231,7 @@ def _pack(folder: DemoFolder, progress: Progress) -> _Done:
         num_tokens=summary.totals.num_tokens,
         size_bytes=summary.totals.size_bytes,
         is_new=not summary.is_unchanged,
-        note=f"{summary.num_shards} tar shards, index, card",
+        note=f"{counted(summary.num_shards, 'tar shard')}, index, card",
         result=summary.num_shards,
     )
 
@@ -239,7 +242,7 @@ def _verify(folder: DemoFolder, progress: Progress) -> _Done:
     report = verify_dataset(folder.dataset, progress)
     if not report.is_good:
         raise DemoFaultError(
-            f"{len(report.faults)} faults in {folder.dataset}; the first: {report.faults[0]}",
+            f"{counted(len(report.faults), 'fault')} in {folder.dataset}; the first: {report.faults[0]}",
             mend=f"Remove {folder.root} and run `eaglehs demo` again",
         )
     return _Done(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..console import out
+from ..schemas.counts import counted
 from ..schemas.sizes import format_size
 
 
@@ -69,8 +70,9 @@ def _stage_table(report: DemoReport) -> object:
     from rich.table import Table
 
     last = report.stages[-1]
-    counts = f"{last.num_samples:,} samples, {last.num_tokens:,} tokens, {report.num_shards} shards"
-    table = Table(title=f"{counts} in {report.seconds:.0f} s", title_justify="left", box=SIMPLE_HEAD)
+    counts = f"{counted(last.num_samples, 'sample')}, {counted(last.num_tokens, 'token')}"
+    shards = counted(report.num_shards, "shard")
+    table = Table(title=f"{counts}, {shards} in {report.seconds:.0f} s", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("stage", no_wrap=True)
     for column in ("time", "bytes", "bytes/s", "tokens/s"):
         table.add_column(column, justify="right", no_wrap=True)

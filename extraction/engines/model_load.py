@@ -10,6 +10,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
+from ...schemas.counts import counted
 from ...schemas.errors import EngineError
 
 
@@ -69,7 +70,7 @@ def device_name(device: torch.device) -> str:
     """Return what the device is, for people."""
     if device.type == "cuda":
         return f"{device}: {torch.cuda.get_device_name(device)}"
-    return f"{device}, {torch.get_num_threads()} threads"
+    return f"{device}, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def _auto_class(config: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ...schemas.counts import counted
 from ...schemas.errors import DataError, EaglehsError, EngineError, StorageError, UsageError
 from ...schemas.prompt import Prompt
 from ...schemas.run import EngineFacts
@@ -62,7 +63,7 @@ class NoServerLeftError(EngineError):
         told = "".join(f"\n  {url}: {fault.what}" for url, fault in faults)
         named = f"Prompts that were under way at more than one of them: {', '.join(suspects[:5])}"
         super().__init__(
-            f"none of {len(faults)} servers is left:{told}\n",
+            f"none of {counted(len(faults), 'server')} is left:{told}\n",
             why=named if suspects else last.why,
             mend="Start them again, and run the same command: finished samples are kept",
         )
@@ -76,7 +77,7 @@ class ServerKillerError(DataError):
         self.key = prompt.key
         self.urls = tuple(urls)
         super().__init__(
-            f"{prompt.key}: {len(urls)} servers failed while it was under way ({', '.join(urls)})",
+            f"{prompt.key}: {counted(len(urls), 'server')} failed while it was under way ({', '.join(urls)})",
             why="The prompt itself may bring servers down; it is not sent to another one",
             mend="See the servers' logs; leave the prompt out, or cut it with --max-tokens",
         )
@@ -184,7 +185,8 @@ class PoolEngine:
         if others:
             self._note(
                 f"server {member.url} is given up ({len(self._lost)} of {len(self._members)}): {fault.what}; "
-                f"the {num_moved} prompts under way there go to the other {others}"
+                f"{counted(num_moved, 'prompt under way there goes', 'prompts under way there go')} "
+                f"to the other {others}"
             )
 
     def _alive(self) -> list[_Member]:

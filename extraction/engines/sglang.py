@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from ...schemas.counts import counted
 from ...schemas.errors import DataError, EngineError
 from ...schemas.prompt import Prompt
 from ...schemas.run import EngineFacts
@@ -58,7 +59,7 @@ class MissingRowsError(DataError):
         self.missing = tuple(missing)
         self.cached_tokens = cached_tokens
         gaps = ", ".join(f"{start}..{end - 1}" for start, end in missing)
-        cached = f"The server took {cached_tokens} tokens from its prefix cache and never computed them"
+        cached = f"The server took {counted(cached_tokens, 'token')} from its prefix cache and never computed them"
         super().__init__(
             f"{rows.rid}: rows {gaps} of {rows.num_tokens} are missing (cached_tokens {cached_tokens})",
             why=cached if cached_tokens else said,
@@ -85,7 +86,7 @@ class PromptTokensError(DataError):
         """Both counts."""
         self.rid = rid
         super().__init__(
-            f"{rid}: {sent} token ids were sent, the server ran {ran}",
+            f"{rid}: {counted(sent, 'token id was', 'token ids were')} sent, the server ran {ran:,}",
             why="Ids must go in and be run as they are",
             mend="Start the server with --skip-tokenizer-init and without --allow-auto-truncate",
         )
@@ -120,7 +121,8 @@ class ServerHangsError(EngineDownError):
         self.url = url
         log = f" Its log ends with: {last_words}" if last_words else ""
         super().__init__(
-            f"{url} has sent no answer and no dump for {stall_timeout_s:g} s, with {num_under_way} requests under way",
+            f"{url} has sent no answer and no dump for {stall_timeout_s:g} s, with "
+            f"{counted(num_under_way, 'request')} under way",
             why=f"The server hangs.{log}",
             mend="See its log; if a single prompt may take that long, allow more with --stall-timeout",
         )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...schemas.counts import counted
 from ...schemas.errors import EngineError
 from ...schemas.states import FINAL, layer_state
 
@@ -47,7 +48,8 @@ def find_backbone(model: Any, num_layers: int) -> tuple[nn.Module, nn.ModuleList
     ]
     if len(found) != 1:
         raise UnknownBackboneError(
-            f"{type(model).__name__}: found {len(found)} text backbones of {num_layers} layers, expected 1",
+            f"{type(model).__name__}: found {counted(len(found), 'text backbone')} of "
+            f"{counted(num_layers, 'layer')}, expected 1",
             mend="Use --engine sglang for this model",
         )
     return found[0]

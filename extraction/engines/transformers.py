@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import transformers
 
+from ...schemas.counts import counted
 from ...schemas.dump import DumpName
 from ...schemas.errors import DataError
 from ...schemas.prompt import Prompt
@@ -134,7 +135,7 @@ class TransformersEngine:
                 raise
             torch.cuda.empty_cache()
             raise PromptRefusedError(
-                f"{key}: {len(ids)} tokens do not fit into the memory of {self._device}",
+                f"{key}: {counted(len(ids), 'token does', 'tokens do')} not fit into the memory of {self._device}",
                 mend="Cut prompts with --max-tokens, or use --engine sglang, which prefills in chunks",
             ) from fault
         return int(logits_1TV[0, -1].argmax())
@@ -152,7 +153,7 @@ class TransformersEngine:
         longest = getattr(self._text_config, "max_position_embeddings", None)
         if longest is not None and len(ids) > longest:
             raise PromptRefusedError(
-                f"{key}: {len(ids)} tokens are more than the model's context of {longest}",
+                f"{key}: {counted(len(ids), 'token is', 'tokens are')} more than the model's context of {longest:,}",
                 mend=f"Cut prompts with --max-tokens {longest}",
             )
 

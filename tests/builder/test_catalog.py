@@ -75,7 +75,7 @@ def test_a_shard_of_another_size_is_refused_with_both_sizes(tmp_path: Path, chan
     content = dataset.shards[0].read_bytes()
     dataset.shards[0].write_bytes(content[:change] if change < 0 else content + bytes(change))
     with pytest.raises(
-        DatasetMismatchError, match=f"has {len(content) + change} bytes, the manifest says {len(content)}"
+        DatasetMismatchError, match=f"has {len(content) + change:,} bytes, the manifest says {len(content):,}"
     ):
         open_catalog(dataset.root)
 
@@ -84,7 +84,7 @@ def test_the_index_of_another_dataset_is_refused(tmp_path: Path):
     dataset, other = make_dataset(tmp_path / "a"), make_dataset(tmp_path / "b", lengths=(5, 12, 34))
     dataset.folder.index.write_bytes(other.folder.index.read_bytes())
     with pytest.raises(
-        DatasetMismatchError, match=r"samples of 34 tokens in the index, 1 samples of 33 .*in the manifest"
+        DatasetMismatchError, match=r"1 sample of 34 tokens in the index, 1 sample of 33 .*in the manifest"
     ):
         open_catalog(dataset.root)
 

@@ -63,8 +63,8 @@ def test_a_shard_cut_at_any_member_border_is_named_by_both(whole: SyntheticDatas
     stat = shard.stat()
     for border in member_borders(shard):
         os.truncate(shard, border)
-        assert f"{shard.name}: has {border} bytes, manifest.json says {len(content)}" in faults(dataset)
-        with pytest.raises(DatasetMismatchError, match=rf"{shard.name} has {border} bytes, the manifest says"):
+        assert f"{shard.name}: has {border:,} bytes, manifest.json says {len(content):,}" in faults(dataset)
+        with pytest.raises(DatasetMismatchError, match=rf"{shard.name} has {border:,} bytes, the manifest says"):
             stream(dataset.root, staging=mode)
         if border < dataset_end(opened, shard):
             with pytest.raises(DataError, match=shard.name):

@@ -12,6 +12,7 @@ import torch
 from eaglehs.builder.dump_reader import DumpRowsError, DumpSchemaError, read_dump
 from eaglehs.builder.dump_zip import DumpError, DumpTypeError, DumpUnreadableError
 from eaglehs.builder.plan import DatasetLayout
+from eaglehs.schemas.counts import counted
 from eaglehs.schemas.dump import DumpNameError
 from eaglehs.schemas.errors import DataError
 
@@ -71,7 +72,7 @@ def test_a_file_cut_anywhere_is_refused_with_its_name(dump: Path):
         dump.write_bytes(whole[:cut])
         with pytest.raises(DumpUnreadableError, match=re.escape(str(dump))) as caught:
             read_dump(dump, LAYOUT)
-        assert f"{cut} bytes" in str(caught.value)
+        assert counted(cut, "byte") in str(caught.value)
 
 
 def test_a_damaged_file_gives_an_error_of_ours_or_the_same_places(dump: Path):

@@ -26,7 +26,7 @@ def num_mappings(path: Path) -> int:
 @given(offset=st.integers(0, 19_999), length=st.integers(1, 20_000))
 def test_any_range_shows_the_files_bytes_or_says_that_the_file_is_short(file: Path, offset: int, length: int):
     if offset + length > 20_000:
-        with pytest.raises(ShardCutError, match=f"20000 bytes, but data up to byte {offset + length}"):
+        with pytest.raises(ShardCutError, match=f"20,000 bytes, but data up to byte {offset + length}"):
             map_range(file, offset, length)
         return
     memory, shift = map_range(file, offset, length)

@@ -96,12 +96,12 @@ def test_a_missing_file_is_no_reason_to_try_again(server: RangeServer, client: R
 
 @pytest.mark.parametrize("size", [2_999_999, 3_000_001])
 def test_another_size_than_the_manifests_is_refused_with_both(server: RangeServer, client: RangeClient, size: int):
-    with pytest.raises(DatasetMismatchError, match=f"has 3000000 bytes, the manifest says {size}"):
+    with pytest.raises(DatasetMismatchError, match=f"has 3,000,000 bytes, the manifest says {size:,}"):
         read(client, file_of(server, size), 0, 10)
 
 
 def test_a_range_past_the_end_is_a_file_that_was_cut(server: RangeServer, client: RangeClient):
-    with pytest.raises(DatasetMismatchError, match="has 3000000 bytes, the manifest says 4000000"):
+    with pytest.raises(DatasetMismatchError, match="has 3,000,000 bytes, the manifest says 4,000,000"):
         read(client, file_of(server, 4_000_000), 3_500_000, 3_500_010)
 
 

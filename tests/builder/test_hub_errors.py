@@ -80,6 +80,14 @@ def test_an_upload_error_is_unwrapped_to_its_cause():
     assert (error.status, "limit" in error.mend) == (413, True)
 
 
+def test_whether_xet_is_there_is_found_out_before_threads_ask(monkeypatch):
+    """huggingface_hub 2.0.0 says no to a thread that asks while another one finds out, and its file goes by LFS."""
+    asked: list[str] = []
+    monkeypatch.setattr("eaglehs.builder.hub_client.is_package_available", asked.append)
+    HubClient(REPO)
+    assert asked == ["hf_xet"]
+
+
 def test_a_server_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     client = HubClient(REPO, api=HfApi(endpoint="http://127.0.0.1:9", token=WRITER), policy=HASTY)

@@ -134,7 +134,7 @@ def test_a_shard_that_is_cut_between_two_passes_is_an_error_and_not_a_crash(tmp_
     samples = stream(dataset.root)
     list(samples)
     os.truncate(dataset.shards[1], 2048)
-    with pytest.raises(ShardCutError, match=r"train-00001\.tar: 2048 bytes"):
+    with pytest.raises(ShardCutError, match=r"train-00001\.tar: 2,048 bytes"):
         list(samples)
 
 

@@ -155,7 +155,7 @@ def test_a_sample_larger_than_a_shard_has_its_own_and_a_warning_with_both_sizes(
     assert plan.oversize == ("p1",)
     [warning] = plan.warnings()
     assert "p1" in warning
-    assert "20480 bytes" in warning
+    assert "20,480 bytes" in warning
 
 
 def test_a_sample_that_fills_a_shard_to_the_byte_stays_in_it():

@@ -203,7 +203,7 @@ def test_a_block_with_the_right_checksum_and_no_frame_is_refused(content: bytes)
 def test_a_frame_of_other_rows_is_refused_before_it_is_unpacked():
     frame = encode_rows(np.zeros((1000, 100), dtype="<u2"))
     assert len(frame) < 100
-    with pytest.raises(CodedBlockError, match="its frame is of 200000 bytes, its rows have 200"):
+    with pytest.raises(CodedBlockError, match="its frame is of 200,000 bytes, its rows have 200"):
         decode_rows(frame, checksum_of(frame), np.empty((1, 100), dtype="<u2"), where="x")
 
 

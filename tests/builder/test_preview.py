@@ -100,7 +100,7 @@ def test_a_preview_of_more_than_there_is_holds_every_sample_once(dataset: Synthe
 
 @pytest.mark.parametrize("num_samples", [0, -1, 1001])
 def test_a_number_of_samples_that_is_no_preview_is_refused(dataset: SyntheticDataset, num_samples: int):
-    with pytest.raises(UsageError, match=f"preview of {num_samples} samples"):
+    with pytest.raises(UsageError, match=f"preview of {num_samples:,} samples"):
         write_preview(dataset.root, PreviewSettings(num_samples=num_samples))
 
 

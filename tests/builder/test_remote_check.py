@@ -92,7 +92,7 @@ def test_each_difference_of_the_listing_is_named(hub, dataset):
     report = verify_remote(ADDRESS, client(hub), Silent())
     assert {fault.file: fault.message.split(";")[0] for fault in report.faults} == {
         shard(1): "is missing on the Hub",
-        shard(2): f"has 5 bytes, manifest.json says {entries[2].size_bytes}",
+        shard(2): f"has 5 bytes, manifest.json says {entries[2].size_bytes:,}",
         shard(3): f"SHA-256 is {'f' * 64} on the Hub, manifest.json says {entries[3].sha256}",
         shard(9): "is not in manifest.json",
     }

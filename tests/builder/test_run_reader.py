@@ -65,6 +65,9 @@ def test_a_torn_last_ledger_line_counts_as_not_written(tmp_path: Path):
     [
         ("p1: rows 0..3 of 40 are missing. The engine took them.", "rows N of N are missing"),
         ("p77: rows 0..9 of 11 are missing. The engine took them.", "rows N of N are missing"),
+        ("r/p1.pt: not a whole dump (123 bytes: bad). It was cut.", "not a whole dump (N bytes: bad)"),
+        ("not a whole dump (123 bytes: bad). It was cut.", "not a whole dump (N bytes: bad)"),
+        ("p1: state (8, 7168), 'r1', [5] and 40: of 3", "state (N, N), 'N', [N] and N: of N"),
         ("the server is gone", "the server is gone"),
         ("", "no reason given"),
     ],

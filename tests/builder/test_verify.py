@@ -110,7 +110,7 @@ def test_missing_cut_foreign_and_unfinished_files_are_all_named(dataset: Synthet
     text = "\n".join(faults(dataset))
     for message in (
         "data/train-00000.tar: can't be read: No such file",
-        "data/train-00001.tar: has 12000 bytes, manifest.json says 20480",
+        "data/train-00001.tar: has 12,000 bytes, manifest.json says 20,480",
         "data/train-00077.tar: is not in manifest.json",
         "data/.train-00003.tar.99.part: an unfinished file",
         "dataset.py: a Python file at the root",
@@ -183,7 +183,7 @@ def test_one_key_in_two_shards_is_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m["totals"].update(num_tokens=1), "says 1 tokens in all"),
+        (lambda m: m["totals"].update(num_tokens=1), "says 1 token in all"),
         (lambda m: m["shards"][2].update(num_samples=9), "manifest.json says 9 of"),
         (lambda m: m["shards"][2].update(sha256="0" * 64), "manifest.json says 000"),
         (lambda m: m["shards"].append(m["shards"][0]), "lists data/train-00000.tar twice"),

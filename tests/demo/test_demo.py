@@ -140,5 +140,5 @@ def test_other_bits_are_named_even_where_the_numbers_are_equal():
 
 
 def test_a_missing_sample_is_named():
-    with pytest.raises(StreamMismatchError, match=r"load_dataset gave 1 samples, eaglehs\.stream 0"):
+    with pytest.raises(StreamMismatchError, match=r"load_dataset gave 1 sample, eaglehs\.stream 0"):
         check_same_bits({"a": sample(0.0)}, {})

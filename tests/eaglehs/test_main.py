@@ -25,6 +25,22 @@ def test_help_is_the_text_that_was_agreed_on():
     assert help_of_all_commands() == GOLDEN.read_text(), "run `make goldens` if the new text is meant"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "flag", "words"),
+    [
+        (("pack",), "--codec", "'plain', 'planes-zstd'"),
+        (("extract", "--model", "m", "--prompts", "p"), "--codec", "'plain', 'planes-zstd'"),
+        (("extract", "--model", "m", "--prompts", "p"), "--engine", "'auto', 'sglang', 'transformers'"),
+        (("extract", "--model", "m", "--prompts", "p"), "--loss-mask", "'assistant', 'last', 'all'"),
+    ],
+)
+def test_a_word_that_is_no_choice_is_told_in_our_words_alone(arguments, flag, words, tmp_path):
+    """Typer puts pydantic's "Value error," before them where the choice is its own; so no option may be one."""
+    done = eaglehs(*arguments, flag, "zip", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"Error: Invalid value for '{flag}': 'zip' is not one of {words}.\n" in done.stderr
+
+
 def test_help_needs_no_heavy_module():
     code = (
         "import sys\nsys.argv = ['eaglehs', '--help']\nfrom eaglehs.__main__ import main\n"

@@ -157,7 +157,7 @@ def test_a_stand_in_batch_is_refused_because_its_rows_are_padded() -> None:
 @pytest.mark.parametrize(
     ("hidden", "aux", "words"),
     [
-        (state(5), [state(5)], "gave 1 states for 2 layers"),
+        (state(5), [state(5)], "gave 1 state for 2 layers"),
         (state(5), [state(5)] * 3, "gave 3 states for 2 layers"),
         (state(5), torch.zeros(5, 3 * HIDDEN).bfloat16(), "24 wide, expected 2 x 8"),
         (state(5), None, "gave a NoneType for 2 layers"),

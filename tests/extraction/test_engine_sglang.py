@@ -227,7 +227,7 @@ def test_a_server_that_stops_answering_is_given_up_after_the_stall_timeout(start
     engine.patience = Patience(stall_s=1.0)
     run(engine.capture(make_prompt("a"), rid_of("a")))
     with pytest.raises(
-        ServerHangsError, match="sent no answer and no dump for 1 s, with 1 requests under way"
+        ServerHangsError, match="sent no answer and no dump for 1 s, with 1 request under way"
     ) as caught:
         run(engine.capture(make_prompt("b"), rid_of("b")))
     assert "--stall-timeout" in str(caught.value)

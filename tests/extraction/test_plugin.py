@@ -252,7 +252,7 @@ def test_a_fault_in_the_forward_pass_stops_capture_and_not_the_answer(
     hooks = hooked_in(monkeypatch, runner)
     backbone.layers_to_capture = [1]  # one state too few from now on
     assert isinstance(run_forward(hooks, runner, batch_of((A, 0, 4))), torch.Tensor)
-    assert "gave 1 states for 2 layers" in status_in(tmp_path).message
+    assert "gave 1 state for 2 layers" in status_in(tmp_path).message
     backbone.layers_to_capture = [1, 4]
     assert isinstance(run_forward(hooks, runner, batch_of((B, 0, 4))), torch.Tensor)
     assert dumps_in(tmp_path, 0) == {}

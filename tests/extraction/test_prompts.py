@@ -256,7 +256,7 @@ def test_nothing_left_is_an_error_with_counts_by_reason(tmp_path: Path):
         _prepare(tmp_path, rows)
     assert caught.value.skipped == {"no trainable token": 2, "empty": 1}
     assert "none of the 3 rows" in str(caught.value)
-    assert "row 2: the loss mask is 0 for all of 1 tokens" in str(caught.value)
+    assert "row 2: the loss mask is 0 for all of 1 token" in str(caught.value)
     assert caught.value.exit_code == 1
 
 

@@ -215,7 +215,7 @@ def test_a_dump_folder_with_foreign_files_is_refused_and_left_alone(settings: Se
     (tmp_path / "dumps").mkdir()
     thesis = tmp_path / "dumps" / "thesis.tex"
     thesis.write_text("years of work")
-    with pytest.raises(ForeignFilesError, match=r"1 files that are no dumps, such as 'thesis.tex'"):
+    with pytest.raises(ForeignFilesError, match=r"1 file that is no dump, such as 'thesis.tex'"):
         open_and_close(settings())
     assert thesis.exists()
 
@@ -233,7 +233,7 @@ def test_what_a_killed_run_left_in_the_dump_folder_is_removed(settings: Settings
 
 
 def test_a_dump_folder_without_room_is_refused_with_both_sizes(settings: Settings, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(StorageError, match=r"but two prefill batches \(\d+ tokens\) need"):
+    with pytest.raises(StorageError, match=r"but two prefill batches \([\d,]+ tokens\) need"):
         open_and_close(settings(Faults(info={"chunked_prefill_size": 10**12})))
 
 

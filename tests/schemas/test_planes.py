@@ -94,5 +94,5 @@ def changed(head: bytes, place: int, value: int) -> bytes:
 def test_no_head_claims_more_than_a_member_may_hold():
     """A number in a damaged head must not become an allocation."""
     huge = FIXED.pack(b"EHPLANES", 1, 2**32 - 1, 2**63, 2**32 - 1, 2**32 - 1)
-    with pytest.raises(PlanesHeadError, match="its head says 9223372036854775808 rows"):
+    with pytest.raises(PlanesHeadError, match="its head says 9,223,372,036,854,775,808 rows"):
         size_of_head(huge, where="x")
