@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import is_package_available
+from huggingface_hub.utils import is_package_available  # type: ignore[attr-defined] # missing in its list for checkers
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ..schemas.progress import Progress, Silent

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from ..schemas.atomic import staged, sync_folder
 from ..schemas.codec import write_record
+from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest, Totals
 from ..schemas.progress import Progress
@@ -368,7 +369,7 @@ def _check_has_dumps(run: Run) -> None:
     packing = run.record.packing
     if packing is not None:
         left = len(run.unfinished)
-        state = f"{left} of {len(run.prompts)} samples are still to be done" if left else "it is finished"
+        state = f"{left} of {counted(len(run.prompts), 'sample')} are still to be done" if left else "it is finished"
         raise PackedAlreadyError(
             f"the run {run.folder.root} is packed already (extract --pack), into {packing.dataset}; {state}",
             why="Its dumps were freed as they went into the shards",
@@ -379,7 +380,7 @@ def _check_has_dumps(run: Run) -> None:
 def _nothing(run: Run, failures: dict[str, int]) -> NothingToPackError:
     reasons = "; ".join(f"{count} x {reason}" for reason, count in failures.items())
     return NothingToPackError(
-        f"none of the {len(run.prompts)} samples of {run.folder.root} can be packed",
+        f"0 of {counted(len(run.prompts), 'sample')} of {run.folder.root} can be packed",
         why=reasons or "None is extracted yet",
         mend=f"See {run.folder.ledger} for the reasons, and run `eaglehs extract` again",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..schemas.atomic import sync_folder
 from ..schemas.codec import read_record
+from ..schemas.counts import counted
 from ..schemas.errors import RecordError, StorageError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.sizes import format_size
@@ -88,8 +89,8 @@ def check_space(folder: DatasetFolder, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder.root).free
     if needed_bytes > free_bytes:
         raise NoSpaceError(
-            f"the shards need {needed_bytes:,} bytes ({format_size(needed_bytes)}), {free_bytes:,} bytes "
-            f"({format_size(free_bytes)}) are free at {folder.root}",
+            f"the shards need {counted(needed_bytes, 'byte')} ({format_size(needed_bytes)}), "
+            f"{counted(free_bytes, 'byte')} ({format_size(free_bytes)}) free at {folder.root}",
             mend="Free space, or give a folder on another disk with --out",
         )
 
@@ -132,7 +133,7 @@ def _check_data_folder(folder: DatasetFolder, owned: Collection[str]) -> None:
     foreign = [path for path in _visible(folder.data) if f"data/{path.name}" not in owned]
     if foreign:
         raise ForeignFolderError(
-            f"{foreign[0]} was not written by a pack of this run ({len(foreign)} such files)",
+            f"{foreign[0]} was not written by a pack of this run ({counted(len(foreign), 'such file')})",
             why="The card's pattern would take it for part of the dataset",
             mend="Move it away, or give another folder with --out",
         )

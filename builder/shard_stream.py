@@ -76,7 +76,7 @@ class ShardStream:
 
     def _zeros_to(self, offset: int) -> None:
         gap = offset - self._out.size_bytes
-        assert gap >= 0, f"{self._shard.name}: {-gap} bytes past {offset}"
+        assert gap >= 0, f"{self._shard.name}: at {self._out.size_bytes}, past {offset}"
         self._out.zeros(gap)
 
     def _append(self, source: FileRange, digest: xxhash.xxh3_128) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.sample import SampleMeta, meta_content
 from .npy import npy_header
@@ -120,7 +121,7 @@ def member_header(placed: PlacedSample, member: MemberPlan) -> bytes:
 def check_length(member: MemberPlan, pieces: Sequence[Piece]) -> None:
     """Assert that the pieces fill a member's place."""
     length = sum(_length(piece) for piece in pieces)
-    assert length == member.data_bytes, f"{member.name}: {length} bytes for a place of {member.data_bytes}"
+    assert length == member.data_bytes, f"{member.name}: {counted(length, 'byte')} for a place of {member.data_bytes}"
 
 
 def copy_range(source: FileRange, out: int, offset: int) -> None:
@@ -148,7 +149,7 @@ def copy_range(source: FileRange, out: int, offset: int) -> None:
 def source_cut(source: FileRange, done: int) -> SourceCutError:
     """Return the error for a range of which only the first `done` bytes are there."""
     return SourceCutError(
-        f"{source.path}: ends {source.length - done} bytes before the array at offset {source.offset} does",
+        f"{source.path}: ends {counted(source.length - done, 'byte')} before the array at offset {source.offset} does",
         why="The file was changed while it was packed",
         mend="Stop what writes to the run's folder and pack again",
     )

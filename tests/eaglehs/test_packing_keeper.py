@@ -298,7 +298,7 @@ def test_a_run_is_never_gone_on_with_by_another_plan(change, message, options, t
 def test_a_dataset_of_which_every_sample_failed_is_refused(engine, options, tmp_path):
     prompts = make_prompts(3)
     engine.faults = {prompt.key: refuse for prompt in prompts}
-    with pytest.raises(DataError, match="none of the 3 samples"):
+    with pytest.raises(DataError, match="0 of 3 samples"):
         extract_one_step(tmp_path / "run", prompts, engine, options)
 
 
