@@ -71,5 +71,5 @@ def test_a_source_that_ends_too_soon_is_an_error_with_the_missing_bytes(tmp_path
     with (tmp_path / "s.tar").open("w+b") as out, SequentialFile(out, ChunkPool()) as file, source.open("rb") as dump:
         whole = FileRange(path=source, handle=dump.fileno(), offset=0, length=len(arrays["final"]))
         pieces = {name: [c] for name, c in arrays.items()} | {"final": [whole]}
-        with pytest.raises(SourceCutError, match="ends 1000 bytes before"):
+        with pytest.raises(SourceCutError, match="ends 1,000 bytes before"):
             ShardStream(file, shard).write_sample(placed, meta_of(placed, arrays), pieces)
