@@ -2,11 +2,13 @@
 
 pytest-xdist's own groups are no help: it writes a group into a test's id, which pytest 9.2 does not let it change.
 On a busy machine an example of a property may take long: hypothesis is to judge what comes out, not how fast.
+A shell's background job ignores Ctrl-C, and so do the commands that it starts; those of a test must hear it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
 from typing import Any
 
 import pytest
@@ -19,6 +21,10 @@ with contextlib.suppress(ImportError):  # the GPU tests run in SGLang's environm
 
     settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("patient")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
