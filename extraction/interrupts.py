@@ -12,6 +12,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -53,6 +54,8 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     before = signal.getsignal(signal.SIGINT)
     loop = asyncio.new_event_loop()
+    threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
+    loop.set_default_executor(threads)
     task = loop.create_task(main)
     presses = _Presses(loop, task)
     loop.add_signal_handler(signal.SIGINT, presses.add)
@@ -60,9 +63,11 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
         with _as_interrupt(presses):
             return loop.run_until_complete(task)
     finally:
-        with _as_interrupt(presses):
-            _close(loop, presses)
-        signal.signal(signal.SIGINT, before)
+        try:
+            with _as_interrupt(presses):
+                _close(loop, presses, threads)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -77,7 +82,7 @@ def _as_interrupt(presses: _Presses) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _close(loop: asyncio.AbstractEventLoop, presses: _Presses) -> None:
+def _close(loop: asyncio.AbstractEventLoop, presses: _Presses, threads: ThreadPoolExecutor) -> None:
     is_patient = presses.number < 2
     try:
         if tasks := asyncio.all_tasks(loop):
@@ -86,12 +91,30 @@ def _close(loop: asyncio.AbstractEventLoop, presses: _Presses) -> None:
             loop.run_until_complete(asyncio.wait(tasks, timeout=None if is_patient else _PATIENCE_S))
         if is_patient:
             loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.run_until_complete(_ended(threads))
     finally:
         # The loop closes the pipe through which signals come to it before it lets go of them.
         signal.signal(signal.SIGINT, presses.count)
         signal.set_wakeup_fd(-1)
         loop.close()
+
+
+async def _ended(threads: ThreadPoolExecutor) -> None:
+    """Wait until all threads are done; the wait may be given up.
+
+    asyncio's own `shutdown_default_executor`, given up, joins them after all, when its coroutine is collected: in any
+    thread, and for ever where that one holds the lock that their end needs (seen in a thread that was just starting).
+    """
+    loop = asyncio.get_running_loop()
+    is_done = asyncio.Event()
+
+    def end() -> None:
+        threads.shutdown()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(is_done.set)
+
+    threading.Thread(target=end, daemon=True).start()
+    await is_done.wait()
 
 
 @contextlib.contextmanager
