@@ -105,3 +105,21 @@ def test_sigterm_is_ctrl_c_inside_the_block_and_itself_again_after_it():
     with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_ends_the_block_also_where_ctrl_c_is_ignored():
+    """A shell's script starts a program with `&` so that Ctrl-C does not reach it; TERM must."""
+
+    async def term() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(60)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+            run_interruptible(term())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
