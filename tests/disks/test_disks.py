@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from eaglehs.builder import pack
 from eaglehs.builder.assemble import check_dumps
+from eaglehs.builder.pack import PackSettings
 from eaglehs.builder.plan import DatasetLayout
+from eaglehs.builder.verify import verify_dataset
 from eaglehs.extraction.client import Client, ClientSettings
 from eaglehs.extraction.room import RESERVE_BYTES, DiskNearlyFullError
 from eaglehs.extraction.run_store import RunStore, open_store
@@ -20,6 +23,7 @@ from eaglehs.schemas.run import RunFolder
 from tests.disks.mounts import fill, mounted
 from tests.factories.prompts import make_prompts
 from tests.factories.records import engine_facts, model_facts, run_record
+from tests.factories.runs import make_run
 from tests.fakes.engine import FakeEngine
 from tests.kills import client as commands
 from tests.kills.cases import NUM_PROMPTS
@@ -80,6 +84,21 @@ def test_a_disk_that_is_full_in_the_middle_of_a_move_keeps_what_is_whole(tmp_pat
         store, _ = start(disk, spool=tmp_path / "spool", engine=engine)
         assert len(list(store.ledger.finished())) == len(PROMPTS)
         assert not set(engine.asked) & done
+
+
+def test_a_disk_that_others_fill_under_a_pack_keeps_finished_shards(tmp_path: Path, monkeypatch) -> None:
+    run = make_run(tmp_path / "run", lengths=[400] * 9, hidden_size=512)
+    settings = PackSettings(shard_size_bytes=8_000_000)
+    with mounted(tmp_path / "disk", "24m") as disk:
+        ballast = fill(disk, leave_bytes=9_000_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(pack, "check_space", lambda *_: None)  # they come after it was looked at
+            with pytest.raises(StorageError, match=r"train-00001.tar can't be written: No space left .* are kept"):
+                pack.pack_run(run.root, disk / "d", settings, Silent())
+        assert [path.name for path in (disk / "d/data").iterdir()] == ["train-00000.tar"]
+        ballast.unlink()
+        assert pack.pack_run(run.root, disk / "d", settings, Silent()).num_reused == 1
+        assert verify_dataset(disk / "d").is_good
 
 
 def test_a_writer_slower_than_the_engine_holds_requests_back_and_loses_nothing(
