@@ -47,9 +47,14 @@ def as_storage_error(fault: OSError, folder: Path) -> StorageError | None:
     """Return a full, read-only or broken disk in words; None for an error that is none of these."""
     if fault.errno not in DISK_FAULTS:
         return None
-    free = shutil.disk_usage(folder).free if folder.exists() else 0
     return StorageError(
         f"{fault.filename or folder} can't be written: {fault.strerror}",
-        why=f"{counted(free, 'byte is', 'bytes are')} free there",
+        why=free_there(folder),
         mend="Free space, or make it writable, and run the same command again: finished samples are kept",
     )
+
+
+def free_there(folder: Path) -> str:
+    """Return how much is free on the disk of `folder`, in words."""
+    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    return f"{counted(free, 'byte is', 'bytes are')} free there"

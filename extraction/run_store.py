@@ -29,6 +29,7 @@ from ..schemas.run import EngineFacts, RunFolder, RunRecord, check_same_run
 from ..schemas.sample import CheckedSample
 from .engines.protocol import Answer
 from .prompt_store import write_prompts
+from .room import free_there
 
 TRIES_PER_START = 100
 """Attempt numbers that one start of a run may use: start s uses s * 100 and up."""
@@ -157,6 +158,7 @@ class RunStore:
         except OSError as fault:
             raise StorageError(
                 f"the ledger {self.ledger.path} can't be written: {fault.strerror}",
+                why=free_there(self.folder.root),
                 mend="Free space and run the same command again: finished samples are kept",
             ) from None
 

@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_move_keeps_what_is_whole(tmp_pat
 
 def test_a_disk_that_others_fill_under_a_pack_keeps_finished_shards(tmp_path: Path, monkeypatch) -> None:
     run = make_run(tmp_path / "run", lengths=[400] * 9, hidden_size=512)
-    settings = PackSettings(shard_size_bytes=8_000_000)
+    settings = PackSettings(shard_size_bytes=8_000_000, workers=1)
     with mounted(tmp_path / "disk", "24m") as disk:
         ballast = fill(disk, leave_bytes=9_000_000)
         with monkeypatch.context() as patch:

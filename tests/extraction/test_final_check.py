@@ -89,7 +89,8 @@ def test_a_wrong_final_stops_the_run_before_its_third_sample_is_kept(fault, llam
     with pytest.raises(WrongFinalError, match=r"2 of \d samples checked.*not the LM head's input.*shifted") as caught:
         run_with(engine, tmp_path / "run", llama, notes)
     assert caught.value.exit_code == 3
-    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) <= 3
+    ledger = tmp_path / "run" / "ledger.jsonl"  # not there where the engine was so quick that no sample was kept yet
+    assert not ledger.exists() or len(ledger.read_text().splitlines()) <= 3
     assert notes[0].startswith("warning: p")
 
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-import inspect
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import CoroutineType
 
 import pytest
 from eaglehs.extraction.interrupts import run_interruptible, sigterm_as_interrupt
@@ -69,7 +69,7 @@ def test_a_second_ctrl_c_waits_for_no_thread():
     assert time.monotonic() - started < 2
     assert ended == ["task"]
     # asyncio's own end of its threads, given up, would join them in whatever thread happens to collect it.
-    assert "shutdown_default_executor" not in {o.__name__ for o in gc.get_objects() if inspect.iscoroutine(o)}
+    assert "shutdown_default_executor" not in {o.__name__ for o in gc.get_objects() if type(o) is CoroutineType}
 
 
 @pytest.mark.parametrize("first_s", [0, 0.003, 0.019, 0.02, 0.021])
