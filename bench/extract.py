@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from eaglehs.schemas.sample import DumpRef
 from eaglehs.schemas.sizes import format_size, parse_size
 from eaglehs.schemas.states import bytes_per_token, state_names
 
-from bench.table import measure, print_table, ratio_rows
+from bench.table import measure, peak_bytes, print_table, ratio_rows
 from eaglehs.memory import PLAIN_ALLOCATION, allocate_plainly
 from eaglehs.packing_keeper import PackOptions, open_packing
 from tests.factories.extractions import LAYOUT, extract_one_step, extract_two_steps, record_of
@@ -119,7 +118,7 @@ def extract_here(count: int, way: str) -> None:
         # Shards of about 100 samples, so that few prompts and many fill shards of one size: a shard is sealed whole.
         options = PackOptions(dataset=folder / "dataset", shard_size_bytes=1_000_000)
         {"one": extract_one_step, "two": extract_two_steps}[way](folder / "run", prompts, engine, options)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        print(peak_bytes())
 
 
 def memory_rows(most: int) -> list[list[str]]:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import mmap
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -29,13 +28,13 @@ import torch
 import webdataset
 import xxhash
 from eaglehs.builder.pack import PackSettings, pack_run
-from eaglehs.builder.sequential_file import CHUNK_BYTES
+from eaglehs.builder.sequential_file import BUFFER_BYTES
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.sizes import format_size, parse_size
 
 from bench.samples import make_dumped_run
-from bench.table import cpu_seconds, measure, print_table, ratio_rows
+from bench.table import cpu_seconds, measure, peak_bytes, print_table, ratio_rows
 
 BLOCK_BYTES = 2**20
 SHARD_BYTES = 1_000_000_000
@@ -80,9 +79,9 @@ class Workplace:
 
     def direct(self) -> int:
         """Write as many bytes past the page cache, from one piece of memory: what the disk takes at most."""
-        block = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+        block = memoryview(mmap.mmap(-1, BUFFER_BYTES))
         handle = os.open(self.out / "direct", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-        for offset in range(0, self.size_bytes, CHUNK_BYTES):
+        for offset in range(0, self.size_bytes, BUFFER_BYTES):
             os.pwrite(handle, block, offset)
         os.fsync(handle)
         os.close(handle)
@@ -169,7 +168,7 @@ def grow_here(size_bytes: int, folder: Path) -> None:
         pack_run(Path(root, "run"), Path(root, "dataset"), PackSettings(), Silent())
         wall, cpu = time.perf_counter() - begun, cpu_seconds() - cpu
         assert not verify_dataset(Path(root, "dataset")).faults
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()
     print(json.dumps({"wall": wall / size_bytes * 1e9, "cpu": cpu / size_bytes * 1e9, "peak": peak}))
 
 

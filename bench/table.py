@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(slots=True)
@@ -44,6 +45,12 @@ def cpu_seconds() -> float:
     """Return what this process and those that it waited for have used."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def peak_bytes() -> int:
+    """Return this process's peak of resident memory; getrusage would count the parent's, from before the exec."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def ratio_rows(measured: Mapping[str, Way], base: str) -> list[list[str]]:

@@ -90,7 +90,7 @@ def check_space(folder: DatasetFolder, needed_bytes: int) -> None:
     if needed_bytes > free_bytes:
         raise NoSpaceError(
             f"the shards need {counted(needed_bytes, 'byte')} ({format_size(needed_bytes)}), "
-            f"{counted(free_bytes, 'byte')} ({format_size(free_bytes)}) free at {folder.root}",
+            f"{folder.root} has {counted(free_bytes, 'byte')} ({format_size(free_bytes)}) free",
             mend="Free space, or give a folder on another disk with --out",
         )
 

@@ -1,7 +1,7 @@
 """Writes a file once from begin to end, past the page cache, and hashes it on the way.
 
-    room / advance   the caller fills memory of a ring of chunks in place, so that nothing is copied twice
-    chunk full       one thread hashes it (SHA-256, in order), others write it (O_DIRECT); then it is used again
+    room / advance   the caller fills memory of a ring of buffers in place, so that nothing is copied twice
+    buffer full      one thread hashes it (SHA-256, in order), others write it (O_DIRECT); then it is used again
     finish           the end is written, all is waited for; the hash of the whole file
 
 Why past the page cache: a shard is written once and not read soon, and fresh pages are most of what a buffered write
@@ -23,15 +23,15 @@ from typing import BinaryIO, Self
 
 from .write_out import begin_write_out
 
-CHUNK_BYTES = 4 * 1024 * 1024
-NUM_CHUNKS = 16
+BUFFER_BYTES = 4 * 1024 * 1024
+NUM_BUFFERS = 16
 """64 MiB a file under way: what SHA-256 hashes (1.8 GB/s a core) while the next sample of 100 MB is being checked."""
 
 _ALIGNMENT = 4096
 """Of addresses, offsets and lengths under O_DIRECT; the largest logical block of today's disks."""
 
 _NUM_WRITERS = 2
-"""So that a disk always has the next chunk; more gained nothing."""
+"""So that a disk always has the next buffer; more gained nothing."""
 
 _BUFFERED_STEP_BYTES = 128 * 1024
 """As `cp` does: larger ones make the kernel look for large folios, at up to six times the cost."""
@@ -39,10 +39,10 @@ _BUFFERED_STEP_BYTES = 128 * 1024
 _DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 _CANT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})
 
-_Chunk = tuple[memoryview, Future[None], Future[None]]
+_UnderWay = tuple[memoryview, Future[None], Future[None]]
 
 
-class ChunkPool:
+class BufferPool:
     """Memory for the files of one job, used again from file to file: touching fresh memory costs as much as writing it.
 
     Its methods may be called from any thread.
@@ -53,30 +53,30 @@ class ChunkPool:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Return a chunk of `CHUNK_BYTES`, with whatever was in it last."""
+        """Return a buffer of `BUFFER_BYTES`, with whatever was in it last."""
         try:
             return self._free.pop()
         except IndexError:
-            return memoryview(mmap.mmap(-1, CHUNK_BYTES))
+            return memoryview(mmap.mmap(-1, BUFFER_BYTES))
 
-    def give_back(self, chunk: memoryview) -> None:
-        """Take a chunk back that nobody uses any more."""
-        self._free.append(chunk)
+    def give_back(self, buffer: memoryview) -> None:
+        """Take a buffer back that nobody uses any more."""
+        self._free.append(buffer)
 
 
 class SequentialFile:
     """One file under construction, for one thread; a context manager, whose end waits for its own threads."""
 
-    def __init__(self, out: BinaryIO, chunks: ChunkPool) -> None:
+    def __init__(self, out: BinaryIO, buffers: BufferPool) -> None:
         """`out` is open for writing, and empty; the caller syncs and closes it."""
-        self._chunks = chunks
+        self._buffers = buffers
         self._out = out.fileno()
         self._is_direct = _set_direct(self._out, wanted=True)
         self._sha256 = hashlib.sha256()
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="shard-hash")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="shard-write")
-        self._under_way: deque[_Chunk] = deque()
-        self._chunk: memoryview = memoryview(b"")
+        self._under_way: deque[_UnderWay] = deque()
+        self._buffer: memoryview = memoryview(b"")
         self._filled = 0
         self._start = 0
 
@@ -89,12 +89,12 @@ class SequentialFile:
         """Return memory for the file's next bytes, at least one and at most `most`; `advance` says how many came.
 
         Raises:
-            OSError: an earlier chunk could not be written.
+            OSError: an earlier buffer could not be written.
         """
-        if self._filled == len(self._chunk):
+        if self._filled == len(self._buffer):
             self._send()
-            self._chunk = self._next()
-        return self._chunk[self._filled : self._filled + most]
+            self._buffer = self._next()
+        return self._buffer[self._filled : self._filled + most]
 
     def advance(self, count: int) -> None:
         """Take the first `count` bytes of what `room` returned."""
@@ -117,51 +117,51 @@ class SequentialFile:
         """Write what is left and return the SHA-256 of the file, in hex; nothing may be appended any more.
 
         Raises:
-            OSError: a chunk could not be written.
+            OSError: a buffer could not be written.
         """
         size_bytes = self.size_bytes
         tail = -size_bytes % _ALIGNMENT if self._is_direct else 0
-        if tail:  # chunks end at multiples of it, so this one has room
-            self._chunk[self._filled : self._filled + tail] = bytes(tail)
+        if tail:  # buffers end at multiples of it, so this one has room
+            self._buffer[self._filled : self._filled + tail] = bytes(tail)
         self._send(padding=tail)
         while self._under_way:
-            self._chunks.give_back(self._wait())
+            self._buffers.give_back(self._wait())
         os.ftruncate(self._out, size_bytes)
         return self._sha256.hexdigest()
 
     def __enter__(self) -> Self:
-        """The threads begin with the first chunk."""
+        """The threads begin with the first buffer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None) -> None:
         """Give up what is not written yet, and wait: the caller closes the file next."""
         for pool in (self._hasher, self._writers):
             pool.shutdown(cancel_futures=True)
-        for chunk in (*(chunk for chunk, _, _ in self._under_way), self._chunk):
-            if chunk:
-                self._chunks.give_back(chunk)
+        for buffer in (*(buffer for buffer, _, _ in self._under_way), self._buffer):
+            if buffer:
+                self._buffers.give_back(buffer)
         if self._is_direct:
             _set_direct(self._out, wanted=False)
 
     def _send(self, *, padding: int = 0) -> None:
-        """Hand over the chunk that is filled; `padding` bytes behind it are written, but not the file's."""
+        """Hand over the buffer that is filled; `padding` bytes behind it are written, but not the file's."""
         if not self._filled:
             return
-        taken, start = self._chunk[: self._filled], self._start
+        taken, start = self._buffer[: self._filled], self._start
         hashed = self._hasher.submit(self._sha256.update, taken)
-        written = self._writers.submit(self._write, self._chunk[: self._filled + padding], start)
-        self._under_way.append((self._chunk, hashed, written))
-        self._start, self._filled, self._chunk = start + self._filled, 0, memoryview(b"")
+        written = self._writers.submit(self._write, self._buffer[: self._filled + padding], start)
+        self._under_way.append((self._buffer, hashed, written))
+        self._start, self._filled, self._buffer = start + self._filled, 0, memoryview(b"")
 
     def _next(self) -> memoryview:
-        return self._wait() if len(self._under_way) == NUM_CHUNKS else self._chunks.take()
+        return self._wait() if len(self._under_way) == NUM_BUFFERS else self._buffers.take()
 
     def _wait(self) -> memoryview:
-        """Return the oldest chunk under way once it is hashed and written."""
-        chunk, hashed, written = self._under_way.popleft()
+        """Return the oldest buffer under way once it is hashed and written."""
+        buffer, hashed, written = self._under_way.popleft()
         hashed.result()
         written.result()
-        return chunk
+        return buffer
 
     def _write(self, content: memoryview, start: int) -> None:
         done = 0

@@ -34,7 +34,7 @@ from .pack_state import PackedShard, SetAside
 from .plan import PlacedSample, ShardPlan
 from .run_check import examine_finished
 from .run_reader import Run
-from .sequential_file import ChunkPool, SequentialFile
+from .sequential_file import BufferPool, SequentialFile
 from .shard_coder import WrittenShard, code_shard, plain_scratch
 from .shard_stream import ShardStream
 from .tar_writer import FileRange, ShardWriter
@@ -114,7 +114,7 @@ class PackTarget:
     codec: Codec
     """Of finished shards."""
 
-    chunks: ChunkPool = field(default_factory=ChunkPool)
+    buffers: BufferPool = field(default_factory=BufferPool)
 
 
 class ShardPacker:
@@ -162,7 +162,7 @@ class ShardPacker:
                     layout = replace(shard.layout, codec=self._target.codec)
                     draft.file = code_shard(plain, until_stopped(rows, self._stop), out, layout)
             return
-        with staged(path) as out, SequentialFile(out, self._target.chunks) as file:
+        with staged(path) as out, SequentialFile(out, self._target.buffers) as file:
             stream = ShardStream(file, shard)
             self._write_samples(stream, shard, draft, rows.append)
             sha256 = stream.finish()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eaglehs.builder import sequential_file
-from eaglehs.builder.sequential_file import ChunkPool, SequentialFile
+from eaglehs.builder.sequential_file import BufferPool, SequentialFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +18,9 @@ MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(sequential_file, "CHUNK_BYTES", 8192)
-    monkeypatch.setattr(sequential_file, "NUM_CHUNKS", 3)
+def small_buffers(monkeypatch):
+    monkeypatch.setattr(sequential_file, "BUFFER_BYTES", 8192)
+    monkeypatch.setattr(sequential_file, "NUM_BUFFERS", 3)
     monkeypatch.setattr(sequential_file, "_BUFFERED_STEP_BYTES", 1000)
 
 
@@ -34,7 +34,7 @@ fcntl_of = fcntl.fcntl
 
 
 def write(path: Path, parts: list[bytes]) -> str:
-    with path.open("w+b") as out, SequentialFile(out, ChunkPool()) as file:
+    with path.open("w+b") as out, SequentialFile(out, BufferPool()) as file:
         for number, part in enumerate(parts):
             assert file.size_bytes == sum(map(len, parts[:number]))
             file.write(part)
@@ -86,9 +86,9 @@ def test_a_file_system_that_can_not_write_past_the_page_cache_gets_the_same_byte
 def test_memory_is_a_ring_that_is_used_again_for_the_next_file(tmp_path: Path, monkeypatch, is_broken_off):
     made, real = [], sequential_file.mmap.mmap
     monkeypatch.setattr(sequential_file.mmap, "mmap", lambda *given: made.append(1) or real(*given))
-    chunks = ChunkPool()
+    buffers = BufferPool()
     for number in range(3):
-        with (tmp_path / str(number)).open("w+b") as out, SequentialFile(out, chunks) as file:
+        with (tmp_path / str(number)).open("w+b") as out, SequentialFile(out, buffers) as file:
             file.write(bytes(range(256)) * 1001)
             if not is_broken_off:
                 file.finish()
@@ -96,7 +96,7 @@ def test_memory_is_a_ring_that_is_used_again_for_the_next_file(tmp_path: Path, m
 
 
 def test_what_fills_the_room_in_place_is_what_is_written(tmp_path: Path):
-    with (tmp_path / "f").open("w+b") as out, SequentialFile(out, ChunkPool()) as file:
+    with (tmp_path / "f").open("w+b") as out, SequentialFile(out, BufferPool()) as file:
         for number in range(10):
             room = file.room(5000)
             assert 1 <= len(room) <= 5000
@@ -122,7 +122,7 @@ def test_a_fault_of_the_caller_ends_the_threads_at_once(tmp_path: Path):
     with (
         pytest.raises(KeyboardInterrupt),
         (tmp_path / "f").open("w+b") as out,
-        SequentialFile(out, ChunkPool()) as file,
+        SequentialFile(out, BufferPool()) as file,
     ):
         file.write(bytes(30_000))
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from eaglehs.builder.sequential_file import ChunkPool, SequentialFile
+from eaglehs.builder.sequential_file import BufferPool, SequentialFile
 from eaglehs.builder.shard_stream import ShardStream
 from eaglehs.builder.tar_writer import FileRange, ShardWriter, SourceChangedError, SourceCutError
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ def by_places(path: Path, shard) -> bytes:
 @settings(max_examples=25)
 def test_the_bytes_are_those_of_any_order_from_memory_and_from_files_in_chunks(tmp_path_factory, lengths, chunk_rows):
     folder, shard = tmp_path_factory.mktemp("shard"), shard_of(*lengths)
-    with (folder / "s.tar").open("w+b") as out, SequentialFile(out, ChunkPool()) as file, ExitStack() as files:
+    with (folder / "s.tar").open("w+b") as out, SequentialFile(out, BufferPool()) as file, ExitStack() as files:
         stream = ShardStream(file, shard)
         for placed in shard.samples:
             arrays = arrays_of(placed)
@@ -56,7 +56,7 @@ def test_an_array_that_is_not_the_one_that_was_checked_is_named(array, tmp_path:
     arrays[array] = arrays[array][:-1] + bytes([arrays[array][-1] ^ 1])
     with (
         (tmp_path / "s.tar").open("w+b") as out,
-        SequentialFile(out, ChunkPool()) as file,
+        SequentialFile(out, BufferPool()) as file,
         pytest.raises(SourceChangedError, match=f"{array} of p0 has other bytes than when it was checked"),
     ):
         ShardStream(file, shard).write_sample(placed, meta, {name: [c] for name, c in arrays.items()})
@@ -68,7 +68,7 @@ def test_a_source_that_ends_too_soon_is_an_error_with_the_missing_bytes(tmp_path
     arrays = arrays_of(placed)
     source = tmp_path / "dump"
     source.write_bytes(arrays["final"][:-1000])
-    with (tmp_path / "s.tar").open("w+b") as out, SequentialFile(out, ChunkPool()) as file, source.open("rb") as dump:
+    with (tmp_path / "s.tar").open("w+b") as out, SequentialFile(out, BufferPool()) as file, source.open("rb") as dump:
         whole = FileRange(path=source, handle=dump.fileno(), offset=0, length=len(arrays["final"]))
         pieces = {name: [c] for name, c in arrays.items()} | {"final": [whole]}
         with pytest.raises(SourceCutError, match="ends 1,000 bytes before"):
