@@ -18,8 +18,8 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +35,8 @@ from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, ope
 from .pack_state import Claim, PackedShard, PackState, SetAside, locked
 from .plan import Plan, ShardPlan, plan_dataset
 from .run_reader import Run, failures_by_class, open_run
-from .shard_packer import PackStoppedError, PackTarget, ShardPacker, ShardResult
+from .shard_packer import PackTarget, ShardPacker, ShardResult
+from .side_by_side import side_by_side
 
 PACK_FORMAT = 1
 """Raised when the same run and settings would pack to other bytes."""
@@ -248,10 +249,8 @@ def make_shard(work: Work, job: Job, stop: threading.Event) -> PackedShard:
 
     Raises:
         StorageError: the disk is full or failed.
-        PackStoppedError: `stop` was set.
+        StoppedError: `stop` was set.
     """
-    if stop.is_set():
-        raise PackStoppedError
     result = work.maker.make(job.shard, job.fingerprint, stop)
     work.state.keep(job.shard.name, result.record, result.rows)
     work.maker.tidy(job.shard.name)
@@ -259,21 +258,10 @@ def make_shard(work: Work, job: Job, stop: threading.Event) -> PackedShard:
 
 
 def _make_shards(work: Work, jobs: Sequence[Job], workers: int) -> dict[str, PackedShard]:
-    """Make shards in worker threads; copies, hashes and reads let go of the GIL."""
+    """Make shards in worker threads."""
     work.folder.data.mkdir(parents=True, exist_ok=True)
-    stop = threading.Event()
-
-    packed = {}
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="pack") as pool:
-        futures = {pool.submit(make_shard, work, job, stop): job.shard.name for job in jobs}
-        try:
-            for future in as_completed(futures):
-                packed[futures[future]] = future.result()
-        except BaseException:  # also Ctrl-C: no shard is begun any more, those under way end at the next sample
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return packed
+    records = side_by_side(partial(make_shard, work), jobs, threads=workers, name="pack")
+    return {job.shard.name: record for job, record in zip(jobs, records, strict=True)}
 
 
 def _finish(folder: DatasetFolder, state: PackState, manifest: Manifest) -> None:

@@ -13,8 +13,8 @@ counts is what the Hub lists by SHA-256, nothing is kept locally.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from huggingface_hub import CommitOperationAdd
@@ -28,6 +28,7 @@ from .hub_errors import HubConflictError
 from .publish_files import LocalFile
 from .publish_plan import Found, PublishPlan, PublishSettings, stale_files
 from .pushed_shards import PushedShards
+from .side_by_side import side_by_side
 
 _SHOWN = 5
 
@@ -143,19 +144,13 @@ class Publication:
 
     def _commit_batch(self, batch: Sequence[LocalFile]) -> None:
         branch, size = self._settings.staging, sum(file.size_bytes for file in batch)
-        with ThreadPoolExecutor(max_workers=self._settings.workers, thread_name_prefix="push") as pool:
-            waiting = {pool.submit(self._sent, file, branch): file for file in batch}
-            try:
-                additions = [self._arrived(done.result(), waiting[done]) for done in as_completed(waiting)]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+
+        def send(file: LocalFile, _: threading.Event) -> CommitOperationAdd:
+            return self._sent(file, branch)
+
+        additions = side_by_side(send, batch, threads=self._settings.workers, name="push")
         title = f"{counted(len(batch), 'file')}, {counted(size, 'byte')}"
         self._hub.commit(branch, Change(title=title, additions=additions), is_done=lambda: self._staged(batch))
-
-    def _arrived(self, addition: CommitOperationAdd, file: LocalFile) -> CommitOperationAdd:
-        self._progress.advance(size_bytes=file.size_bytes if file.is_shard else 0)
-        return addition
 
     def _sent(self, file: LocalFile, branch: str) -> CommitOperationAdd:
         addition = self._hub.send(file.path, file.name, branch)
@@ -166,6 +161,7 @@ class Publication:
                 why="It was damaged or changed since it was packed, so it was not made visible",
                 mend=f"Find the damage with: eaglehs verify {file.path.parent.parent}; then pack again",
             )
+        self._progress.advance(size_bytes=file.size_bytes if file.is_shard else 0)
         return addition
 
     def _staged(self, batch: Sequence[LocalFile]) -> str | None:

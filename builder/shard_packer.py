@@ -37,6 +37,7 @@ from .run_reader import Run
 from .sequential_file import BufferPool, SequentialFile
 from .shard_coder import WrittenShard, code_shard, plain_scratch
 from .shard_stream import ShardStream
+from .side_by_side import StoppedError
 from .tar_writer import FileRange, ShardWriter
 
 
@@ -48,10 +49,6 @@ class SampleWriter(Protocol):
     ) -> None:
         """Write all members of one sample; `arrays` has the pieces of each array by name."""
         ...
-
-
-class PackStoppedError(Exception):
-    """Another worker's error ends the pack; this shard is given up."""
 
 
 class _SetAsideError(Exception):
@@ -174,7 +171,7 @@ class ShardPacker:
         num_refused = len(self._set_aside)
         for placed in shard.samples:
             if self._stop.is_set():
-                raise PackStoppedError
+                raise StoppedError
             prompt = self._run.prompts.prompt(placed.key)
             try:
                 examined = examine_finished(self._run, prompt)
@@ -204,10 +201,10 @@ class ShardPacker:
 
 
 def until_stopped(rows: Iterable[IndexRow], stop: threading.Event) -> Iterator[IndexRow]:
-    """Yield the rows; PackStoppedError once `stop` is set."""
+    """Yield the rows; StoppedError once `stop` is set."""
     for row in rows:
         if stop.is_set():
-            raise PackStoppedError
+            raise StoppedError
         yield row
 
 

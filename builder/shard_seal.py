@@ -22,7 +22,7 @@ from .plan import Plan, ShardPlan
 from .read_back import ShardReadBackError, read_back
 from .run_reader import Run
 from .shard_coder import WrittenShard, code_shard
-from .shard_packer import Draft, PackStoppedError, ShardResult, until_stopped
+from .shard_packer import Draft, ShardResult, until_stopped
 from .shard_parts import ShardParts, copy_samples, read_meta
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class ShardSealer:
             StorageError: the disk is full or failed; the part is still there.
             ShardReadBackError: the part holds other bytes than were written.
         """
-        if stop.is_set():
-            raise PackStoppedError
         whole, final, draft = self._shards[shard.name], self._folder.shard(shard.name), Draft()
         try:
             if not shard.samples:
