@@ -24,8 +24,8 @@ from ..schemas.states import ArraySpec, Codec, array_specs
 from .index_store import read_index
 from .plan import DatasetLayout
 from .pushed_shards import PushedShards
-from .shard_head import first_meta, scan_shard
-from .shard_source import DatasetMismatchError, check_first_sample
+from .shard_head import scan_shard
+from .shard_source import DatasetMismatchError
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -75,15 +75,6 @@ def open_catalog(dataset: str | Path, *, takes_remote: bool = False) -> Catalog:
     check_rows(rows, manifest, str(folder.root))
     fingerprint = xxhash.xxh3_128_hexdigest(folder.manifest.read_bytes())
     return Catalog(folder=folder, manifest=manifest, rows=rows, fingerprint=fingerprint, written_at=written_at)
-
-
-def check_shard_is_its_own(path: Path, first: IndexRow) -> None:
-    """Refuse a shard whose first sample is not `first`, the first that the index has in it: a file of another packing.
-
-    Raises:
-        DatasetMismatchError: another key, length or other checksums.
-    """
-    check_first_sample(first_meta(path), first, str(path))
 
 
 def _local_folder(dataset: str | Path) -> Path:

@@ -102,11 +102,6 @@ class MemberPlan:
     """Length of the array, or of the whole `meta.json`."""
 
     @property
-    def npy_offset(self) -> int:
-        """Where the member's content begins: the `.npy` header, or the JSON."""
-        return self.header_offset + BLOCK
-
-    @property
     def data_offset(self) -> int:
         """Where the array begins; a multiple of 64."""
         return self.header_offset + BLOCK + self.npy_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 HIDDEN = "***"
 
@@ -42,13 +42,6 @@ def secret_values(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[
     """Return the values that must not be seen in a log, longest first, so that none is left as part of another."""
     found = {*filter(None, _secrets_in(argv)), *(value for name, value in environment.items() if is_secret_name(name))}
     return tuple(sorted((value for value in found if len(value) >= _MIN_SECRET_CHARS), key=len, reverse=True))
-
-
-def redact_text(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with each of the secrets hidden; they come from `secret_values`."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return text
 
 
 def _secrets_in(argv: Sequence[str]) -> Iterator[str | None]:

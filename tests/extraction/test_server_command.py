@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from eaglehs.extraction.profile import Profile, ProfileError, load_profile, shipped_profiles
-from eaglehs.extraction.redaction import is_secret_name, redact_text, secret_values
+from eaglehs.extraction.redaction import is_secret_name, secret_values
 from eaglehs.extraction.server_command import ContradictingArgumentError, ServerCommand, ServerSettings, build_command
 
 
@@ -123,10 +123,9 @@ def test_secrets_are_used_but_never_shown(monkeypatch: pytest.MonkeyPatch):
         assert secret in command.secrets
 
 
-def test_a_log_line_is_redacted_by_the_longest_secret_first():
+def test_secrets_come_longest_first_so_that_none_is_left_as_part_of_another():
     secrets = secret_values(["--api-key", "abcd"], {"HF_TOKEN": "abcdef", "MY_SECRET": "x", "PATH": "/bin"})
     assert secrets == ("abcdef", "abcd")
-    assert redact_text("abcdef abcd x", secrets) == "*** *** x"
 
 
 @pytest.mark.parametrize(
