@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
-from ..schemas.codec import loads
 from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.index import IndexRow
@@ -21,10 +20,8 @@ from ..schemas.states import FINAL, Codec, is_state_name, state_member
 from .file_map import open_to_read
 from .npy import parse_npy_header
 from .plan import DatasetLayout
-from .tar_reader import OpenShard, planes_head, read_members, read_samples
+from .tar_reader import MAX_NPY_HEADER, OpenShard, planes_head, read_members, read_meta, read_samples
 
-_MAX_META_BYTES = 1024 * 1024
-_MAX_NPY_HEADER = 10_240
 _FINAL_COLUMNS = {state_member(FINAL, codec): codec for codec in Codec}
 
 
@@ -70,7 +67,7 @@ def layout_of(path: Path) -> DatasetLayout:
             raise ForeignShardError(f"{path}: sample {meta.key} has no {' or '.join(_FINAL_COLUMNS)}")
         codec = _FINAL_COLUMNS[final.column]
         if codec is Codec.PLAIN:
-            start = shard.read(final.offset, min(final.size, _MAX_NPY_HEADER))
+            start = shard.read(final.offset, min(final.size, MAX_NPY_HEADER))
             width = parse_npy_header(start, where=f"{path}: {final.name}").shape[1]
         else:
             width = planes_head(shard, final).width
@@ -96,11 +93,7 @@ def opened(path: Path) -> Iterator[OpenShard]:
 def first_meta_of(shard: OpenShard) -> SampleMeta:
     """Return the `meta.json` of the first sample of an open shard; errors as `first_meta`."""
     first = next(read_members(shard), None)
-    if first is None or first.column != META_MEMBER or first.size > _MAX_META_BYTES:
+    if first is None or first.column != META_MEMBER:
         found = "holds no member" if first is None else f"begins with {first.name} ({counted(first.size, 'byte')})"
         raise ForeignShardError(f"{shard.path} {found}, expected <key>.{META_MEMBER}", why="It is no shard of eaglehs")
-    text = shard.read(first.offset, first.size).decode("utf-8", "surrogatepass")
-    meta = loads(SampleMeta, text, where=f"{shard.path}: {first.name}")
-    if meta.key != first.key:
-        raise ForeignShardError(f"{shard.path}: {first.name} is of key {meta.key}")
-    return meta
+    return read_meta(shard, first)

@@ -26,7 +26,9 @@ from .npy import parse_npy_header
 from .plan import DatasetLayout
 from .tar_header import BLOCK, END_BYTES, RECORD, pad_to, parse_tar_header
 
-_MAX_NPY_HEADER = 10_240
+MAX_NPY_HEADER = 10_240
+"""Bytes of a member that hold its `.npy` header, as far as numpy reads one."""
+
 _MAX_META_BYTES = 1024 * 1024
 
 
@@ -117,7 +119,7 @@ def read_samples(shard: OpenShard, name: str, layout: DatasetLayout) -> Iterator
             raise shard.fault(members[0].header_offset, f"{members[0].name} stands apart from its sample")
         seen.add(key)
         _check_columns(shard, members, layout)
-        meta = _meta(shard, members[0])
+        meta = read_meta(shard, members[0])
         pairs = zip(members[1:], layout.specs, strict=True)
         arrays = {spec.name: _place(shard, member, spec, meta) for member, spec in pairs}
         yield row_of(meta, name, arrays)
@@ -152,7 +154,12 @@ def _check_columns(shard: OpenShard, members: list[TarMember], layout: DatasetLa
     raise shard.fault(offset, f"sample {key} has its members in the order {', '.join(found)}")
 
 
-def _meta(shard: OpenShard, member: TarMember) -> SampleMeta:
+def read_meta(shard: OpenShard, member: TarMember) -> SampleMeta:
+    """Return what a `meta.json` says.
+
+    Raises:
+        RecordError: it is too large, no UTF-8, no record of a sample, or another sample's.
+    """
     where = f"{shard.path}: {member.name}"
     if member.size > _MAX_META_BYTES:
         raise RecordError(f"has {counted(member.size, 'byte')}", where=where)
@@ -172,7 +179,7 @@ def _place(shard: OpenShard, member: TarMember, spec: ArraySpec, meta: SampleMet
         raise RecordError(f"{META_MEMBER} has no hash of {spec.name}", where=where)
     if spec.codec is not Codec.PLAIN:
         return _coded_place(shard, member, spec, meta)
-    header = parse_npy_header(shard.read(member.offset, min(member.size, _MAX_NPY_HEADER)), where=where)
+    header = parse_npy_header(shard.read(member.offset, min(member.size, MAX_NPY_HEADER)), where=where)
     length = member.size - header.header_bytes
     found = (header.dtype, header.shape, length)
     wanted = (spec.dtype, (meta.num_tokens, spec.width), meta.num_tokens * spec.row_bytes)

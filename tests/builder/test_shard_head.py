@@ -47,6 +47,8 @@ def test_scanned_rows_are_those_of_the_index(tmp_path: Path):
         ({}, "holds no member"),
         ({"a.txt": b"hello"}, r"begins with a\.txt \(5 bytes\), expected <key>\.meta\.json"),
         ({"a.meta.json": b"{}"}, "is of kind None"),
+        ({"a.meta.json": b"\xff"}, "is not UTF-8 text"),
+        ({"a.meta.json": b" " * (1024 * 1024 + 1)}, "has 1,048,577 bytes"),
     ],
 )
 def test_a_tar_of_something_else_is_refused(tmp_path: Path, members: dict[str, bytes], message: str):
