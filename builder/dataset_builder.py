@@ -20,7 +20,7 @@ import datasets
 import torch
 
 from ..schemas.errors import DataError, UsageError
-from ..schemas.states import PLANES_SUFFIX, Codec, is_state_name
+from ..schemas.states import PLANES_SUFFIX, Codec, is_state_name, layers_of
 from .decode import DecodedSample, column_of, decode
 from .sample_reads import choose_arrays
 from .shard_samples import local_layout, local_samples
@@ -96,7 +96,7 @@ class HiddenStates(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # `da
         states = self.config.states
         wanted = None
         if states is not None:
-            arrays = choose_arrays(states, _layers(states))
+            arrays = choose_arrays(states, layers_of(states))
             wanted = {column_of(name, codec) for name in arrays for codec in Codec}
         T = self.config.max_tokens
         for row in _rows(archive, wanted):
@@ -133,10 +133,6 @@ def _rows(archive: Iterable[tuple[str, Any]], wanted: set[str] | None) -> Iterat
 def _shape(sample: DecodedSample) -> str:
     states = (f"{name} of width {value.shape[-1]}" for name, value in sample.items() if is_state_name(name))
     return ", ".join(states) or "no states"
-
-
-def _layers(states: Sequence[str]) -> Iterator[int]:
-    return (int(name.removeprefix("layer_")) for name in states if is_state_name(name) and name != "final")
 
 
 def _is_remote(shard: str) -> bool:

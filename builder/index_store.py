@@ -20,7 +20,7 @@ from ..schemas.index import (
     CodedForm,
     IndexRow,
 )
-from ..schemas.states import INPUT_IDS, LOSS_MASK, Codec, is_state_name, state_names
+from ..schemas.states import INPUT_IDS, LOSS_MASK, Codec, is_state_name, layers_of, state_names
 
 _GROUP_ROWS = 10_000
 """Rows of a row group: all samples of the reference run in one, and bounded memory for larger ones."""
@@ -143,8 +143,7 @@ def _damaged(path: Path, fault: Exception) -> RecordError:
 
 def _arrays(path: Path, schema: pa.Schema, *, is_coded: bool) -> tuple[str, ...]:
     arrays = tuple(name.removesuffix(".offset") for name in schema.names if name.endswith(".offset"))
-    layers = [int(name.removeprefix("layer_")) for name in arrays if is_state_name(name) and name != "final"]
-    wanted = index_schema(layers, is_coded=is_coded)
+    wanted = index_schema(layers_of(arrays), is_coded=is_coded)
     if schema.names != wanted.names or schema.types != wanted.types:
         raise RecordError(f"has columns {json.dumps(schema.names)[:200]}, not those of an index", where=str(path))
     return arrays

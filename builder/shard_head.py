@@ -16,7 +16,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.index import IndexRow
 from ..schemas.sample import META_MEMBER, SampleMeta
-from ..schemas.states import FINAL, Codec, is_state_name, state_member
+from ..schemas.states import FINAL, Codec, layers_of, state_member
 from .file_map import open_to_read
 from .npy import parse_npy_header
 from .plan import DatasetLayout
@@ -71,9 +71,7 @@ def layout_of(path: Path) -> DatasetLayout:
             width = parse_npy_header(start, where=f"{path}: {final.name}").shape[1]
         else:
             width = planes_head(shard, final).width
-    names = [name for name in meta.xxh3_128 if is_state_name(name) and name != FINAL]
-    layers = tuple(sorted(int(name.removeprefix("layer_")) for name in names))
-    return DatasetLayout(layers=layers, hidden_size=width, codec=codec)
+    return DatasetLayout(layers=tuple(sorted(layers_of(meta.xxh3_128))), hidden_size=width, codec=codec)
 
 
 @contextmanager

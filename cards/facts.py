@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..schemas.counts import counted
 from ..schemas.manifest import Manifest
 from ..schemas.sizes import format_size
-from ..schemas.states import Codec, array_specs, bytes_per_token
+from ..schemas.states import Codec, bytes_per_token, state_names
 
 _DEFAULT_BUFFER = 1_000
 _OF_THE_MACHINE = ("--model-path", "--revision", "--host", "--port")
@@ -83,7 +83,7 @@ def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:
     percent = 100 * totals.num_trainable / max(totals.num_tokens, 1)
     num_samples = max(totals.num_samples, 1)
     sample_bytes = totals.size_bytes / num_samples
-    states = ", ".join(spec.name for spec in array_specs(manifest.layers, model.hidden_size) if spec.is_state)
+    states = ", ".join(state_names(manifest.layers))
     return (
         ("samples", f"{totals.num_samples:,}"),
         ("tokens", f"{totals.num_tokens:,}"),

@@ -96,6 +96,11 @@ def state_names(layers: Iterable[int]) -> tuple[str, ...]:
     return (*(layer_state(layer) for layer in layers), FINAL)
 
 
+def layers_of(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the layers whose states are among `names`, in their order; what else is among them is passed over."""
+    return tuple(int(name.removeprefix("layer_")) for name in names if is_state_name(name) and name != FINAL)
+
+
 def is_state_name(name: str) -> bool:
     """Tell whether `name` is `final` or `layer_<k>`."""
     return _STATE.fullmatch(name) is not None

@@ -8,7 +8,7 @@ import torch
 from eaglehs.extraction.sink import write_dump
 from eaglehs.schemas.dump import DumpName, RequestId
 from eaglehs.schemas.prompt import Prompt
-from eaglehs.schemas.states import state_names
+from eaglehs.schemas.states import layers_of, state_names
 
 LAYERS = (2, 5, 9)
 HIDDEN_SIZE = 16
@@ -54,14 +54,13 @@ def write_dumps(
     `bounds` are the chunks' borders, such as (0, 64, 128, 150); default one chunk.
     """
     borders = (0, prompt.num_tokens) if bounds is None else tuple(bounds)
-    layers = tuple(int(name.removeprefix("layer_")) for name in states if name.startswith("layer_"))
     ids = torch.as_tensor(prompt.input_ids, dtype=torch.int32)
     folder.mkdir(parents=True, exist_ok=True)
     return [
         write_dump(
             folder,
             DumpName(rid=rid or str(RequestId(run=RUN_ID, key=prompt.key, attempt=0)), start=start, end=end),
-            layers=layers,
+            layers=layers_of(states),
             prompt_tokens=prompt.num_tokens,
             input_ids=ids[start:end],
             states={name: state[start:end] for name, state in states.items()},

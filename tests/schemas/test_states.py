@@ -2,7 +2,15 @@
 
 import pytest
 from eaglehs.schemas.errors import UsageError
-from eaglehs.schemas.states import array_specs, bytes_per_token, check_layers, default_layers, is_state_name
+from eaglehs.schemas.states import (
+    array_specs,
+    bytes_per_token,
+    check_layers,
+    default_layers,
+    is_state_name,
+    layers_of,
+    state_names,
+)
 
 
 def test_kimi_k25_has_the_bytes_a_token_of_the_reference_run():
@@ -50,3 +58,7 @@ def test_a_shallow_model_has_no_default_layers(num_layers):
 )
 def test_state_names_are_told_from_others(name, is_state):
     assert is_state_name(name) is is_state
+
+
+def test_layers_are_found_among_the_names_of_arrays():
+    assert layers_of(("input_ids", "loss_mask", *state_names((3, 31, 59)), "layer_x")) == (3, 31, 59)
