@@ -10,7 +10,7 @@ import typer
 
 from .. import console
 from ..schemas.sizes import format_size
-from .options import JsonFlag
+from .options import JsonFlag, SglangPython
 
 if TYPE_CHECKING:
     from ..doctor import Diagnosis
@@ -21,14 +21,7 @@ def doctor(
     dump_dir: Annotated[
         Path | None, typer.Option("--dump-dir", help="Where the server would dump. Default: as extract.")
     ] = None,
-    sglang_python: Annotated[
-        str | None,
-        typer.Option(
-            "--sglang-python",
-            envvar="EAGLEHS_SGLANG_PYTHON",
-            help="Python of the environment that has SGLang, if it is another one.",
-        ),
-    ] = None,
+    sglang_python: SglangPython = None,
     json: JsonFlag = False,
 ) -> None:
     """Tell what is installed, which versions, GPU, shared memory and free space; exit with 1 if a run would be stopped.

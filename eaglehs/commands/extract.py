@@ -21,11 +21,14 @@ from .options import (
     LayerList,
     MaskName,
     ModelName,
+    ModelRevision,
     ProfileName,
+    SglangPython,
     TrustFlag,
     UntestedFlag,
     choice,
     parse_layers,
+    sglang_arguments,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ def extract(
     ] = None,
     profile: ProfileName = None,
     layers: LayerList = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Commit or branch of the model.")] = None,
+    revision: ModelRevision = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Cut longer prompts, ids and mask together.")
     ] = None,
@@ -132,14 +135,7 @@ def extract(
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="Starts again of our own server after it died or hung.")
     ] = 3,
-    sglang_python: Annotated[
-        str | None,
-        typer.Option(
-            "--sglang-python",
-            envvar="EAGLEHS_SGLANG_PYTHON",
-            help="Python of the environment that has SGLang, if it is another one.",
-        ),
-    ] = None,
+    sglang_python: SglangPython = None,
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", help="Ask SGLang for the same rows whatever else is in a batch; slower."),
@@ -192,8 +188,6 @@ def extract(
             "--delete-pushed needs shards that fill up one after another; --shuffle fills all at once. "
             "Mix the prompts beforehand instead"
         )
-    if context.args and not context.args[0].startswith("-"):
-        raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
     settings = ExtractSettings(
         model=model,
         prompts=prompts,
@@ -229,7 +223,7 @@ def extract(
             stall_timeout_s=stall_timeout,
             max_restarts=max_restarts,
             sglang_python=sglang_python,
-            sglang_args=tuple(context.args),
+            sglang_args=sglang_arguments(context),
             deterministic=deterministic,
             trust_remote_code=trust_remote_code,
             allow_untested=allow_untested,

@@ -12,6 +12,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 ModelName = Annotated[str, typer.Option("--model", help="The target model: a folder or a name on the Hub.")]
 
+ModelRevision = Annotated[str | None, typer.Option("--revision", help="Commit or branch of the model.")]
+
 LayerList = Annotated[
     str | None,
     typer.Option(
@@ -23,6 +25,15 @@ LayerList = Annotated[
 
 ProfileName = Annotated[
     str | None, typer.Option("--profile", help="Server settings for a model: kimi-k25, cpu, or a TOML file.")
+]
+
+SglangPython = Annotated[
+    str | None,
+    typer.Option(
+        "--sglang-python",
+        envvar="EAGLEHS_SGLANG_PYTHON",
+        help="Python of the environment that has SGLang, if it is another one.",
+    ),
 ]
 
 CodecName = Literal["plain", "planes-zstd"]
@@ -54,6 +65,17 @@ def choice(flag: str, words: Any, *, text: str) -> Any:
         return given
 
     return typer.Option(flag, parser=parse, metavar=f"<{'|'.join(known)}>", help=text)
+
+
+def sglang_arguments(context: typer.Context) -> tuple[str, ...]:
+    """Return what stands after `--`.
+
+    Raises:
+        typer.BadParameter: it begins with a word that is no flag: an argument that the command itself does not have.
+    """
+    if context.args and not context.args[0].startswith("-"):
+        raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
+    return tuple(context.args)
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:

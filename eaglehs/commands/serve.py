@@ -9,7 +9,18 @@ import typer
 
 from .. import console
 from ..schemas.progress import Silent
-from .options import JsonFlag, LayerList, ModelName, ProfileName, TrustFlag, UntestedFlag, parse_layers
+from .options import (
+    JsonFlag,
+    LayerList,
+    ModelName,
+    ModelRevision,
+    ProfileName,
+    SglangPython,
+    TrustFlag,
+    UntestedFlag,
+    parse_layers,
+    sglang_arguments,
+)
 
 
 class _Notes(Silent):
@@ -31,15 +42,8 @@ def serve(
         Path | None,
         typer.Option("--dump-dir", help="Where dumps go. Default: the profile's, else eaglehs in shared memory."),
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Commit or branch of the model.")] = None,
-    sglang_python: Annotated[
-        str | None,
-        typer.Option(
-            "--sglang-python",
-            envvar="EAGLEHS_SGLANG_PYTHON",
-            help="Python of the environment that has SGLang, if it is another one.",
-        ),
-    ] = None,
+    revision: ModelRevision = None,
+    sglang_python: SglangPython = None,
     start_timeout: Annotated[
         float, typer.Option("--start-timeout", min=1, help="Seconds from the start to the first generated token.")
     ] = 1800.0,
@@ -61,8 +65,6 @@ def serve(
     from ..extraction.serve import ServeOptions, show_command
     from ..extraction.serve import serve as run_serve
 
-    if context.args and not context.args[0].startswith("-"):
-        raise typer.BadParameter(f"unexpected argument {context.args[0]!r}; SGLang's own go after --")
     if json and not print_only:
         raise typer.BadParameter("--json goes with --print")
     options = ServeOptions(
@@ -73,7 +75,7 @@ def serve(
         port=port,
         dump_dir=dump_dir,
         sglang_python=sglang_python,
-        sglang_args=tuple(context.args),
+        sglang_args=sglang_arguments(context),
         trust_remote_code=trust_remote_code,
         allow_untested=allow_untested,
         start_timeout_s=start_timeout,

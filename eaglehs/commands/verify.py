@@ -16,7 +16,7 @@ from ..schemas.progress import Progress
 from ..schemas.run import RUN_FILENAME
 from ..schemas.sizes import format_size
 from .numbers import show_numbers
-from .options import JsonFlag, TrustFlag
+from .options import JsonFlag, ModelRevision, TrustFlag
 
 if TYPE_CHECKING:
     from ..builder.faults import VerifyReport
@@ -39,7 +39,7 @@ def verify(
     model: Annotated[
         str | None, typer.Option("--model", help="Compute some samples again with this model, and compare the states.")
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Commit or branch of the model.")] = None,
+    revision: ModelRevision = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="With --model: how many samples.")] = 4,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=2, help="With --model: rows of each sample, from its first on.")
