@@ -116,7 +116,7 @@ def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder
     engine = TransformersEngine(
         TransformersSettings(
             model=record.model.name,
-            revision=None if record.model.revision.startswith("local-") else record.model.revision,
+            revision=record.model.hub_revision,
             layers=record.layers,
             spool=spool,
             trust_remote_code=settings.trust_remote_code,
@@ -185,7 +185,7 @@ def _serve_options(settings: EngineSettings, record: RunRecord) -> ServeOptions:
 
     return ServeOptions(
         model=record.model.name,
-        revision=None if record.model.revision.startswith("local-") else record.model.revision,
+        revision=record.model.hub_revision,
         layers=record.layers,
         profile=settings.profile,
         port=settings.port,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..schemas.errors import DataError, StorageError, UsageError
-from ..schemas.run import ModelFacts
+from ..schemas.run import LOCAL_REVISION, ModelFacts
 
 CONFIG_FILENAME = "config.json"
 
@@ -108,7 +108,7 @@ def _local_revision(folder: Path) -> str:
     digest = hashlib.sha256((folder / CONFIG_FILENAME).read_bytes())
     for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
         digest.update(f"\n{path.name} {path.stat().st_size}".encode())
-    return f"local-{digest.hexdigest()[:16]}"
+    return f"{LOCAL_REVISION}{digest.hexdigest()[:16]}"
 
 
 def _fetch_config(name: str, revision: str | None) -> Path:

@@ -140,8 +140,7 @@ def _context_tokens(model: ModelFacts) -> int:
 
 def _tokenizer_choice(options: PromptOptions, model: ModelFacts) -> TokenizerChoice:
     name = options.tokenizer or model.name
-    is_pinned = options.revision is None and name == model.name and not model.revision.startswith("local-")
-    revision = model.revision if is_pinned else options.revision
+    revision = options.revision or (model.hub_revision if name == model.name else None)
     return TokenizerChoice(name=name, revision=revision, trust_remote_code=options.trust_remote_code)
 
 

@@ -25,6 +25,9 @@ from .states import CAPTURE, Codec
 
 RUN_FILENAME = "run.json"
 
+LOCAL_REVISION = "local-"
+"""Begins the revision of a model in a local folder."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -44,6 +47,11 @@ class ModelFacts:
 
     max_position: int
     """Longest sequence that the config allows, in tokens."""
+
+    @property
+    def hub_revision(self) -> str | None:
+        """The commit on the Hub; None for a local folder."""
+        return None if self.revision.startswith(LOCAL_REVISION) else self.revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
