@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..schemas.errors import DataError, StorageError, UsageError
+from ..schemas.errors import DataError, StorageError, UsageError, first_line
 from ..schemas.run import LOCAL_REVISION, ModelFacts
 
 CONFIG_FILENAME = "config.json"
@@ -122,7 +122,7 @@ def _fetch_config(name: str, revision: str | None) -> Path:
     except LocalEntryNotFoundError as fault:
         raise StorageError(
             f"{name} is no local folder, not in the Hub cache, and the Hub can't be reached",
-            why=_first_line(fault),
+            why=first_line(fault),
             mend="Check the network and HF_HUB_OFFLINE, or give a local folder",
         ) from None
     except EntryNotFoundError:
@@ -131,11 +131,11 @@ def _fetch_config(name: str, revision: str | None) -> Path:
         at = f" at revision {revision}" if revision else ""
         raise StorageError(
             f"the Hub did not give {name}{at}",
-            why=_first_line(fault),
+            why=first_line(fault),
             mend="Check the name, and for a private or gated model that you are logged in: hf auth login",
         ) from None
     except (OSError, ValueError) as fault:
-        raise StorageError(f"config.json of {name} can't be fetched", why=_first_line(fault)) from None
+        raise StorageError(f"config.json of {name} can't be fetched", why=first_line(fault)) from None
 
 
 def _commit_of(cached: Path) -> str | None:
@@ -151,7 +151,3 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelConfigError(f"{path} holds a {type(config).__name__}, no JSON object")
     return config
-
-
-def _first_line(fault: Exception) -> str:
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0][:300]

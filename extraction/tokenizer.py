@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..schemas.errors import StorageError, UsageError
+from ..schemas.errors import StorageError, UsageError, first_line
 
 Tokenizer = Any
 """A `transformers.PreTrainedTokenizerBase`; transformers ships no types that hold."""
@@ -35,7 +35,7 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except ImportError as fault:
         raise UsageError(
-            f"the tokenizer of {name} needs a package that is not installed", why=_first_line(fault)
+            f"the tokenizer of {name} needs a package that is not installed", why=first_line(fault)
         ) from None
     except (OSError, ValueError, KeyError, AttributeError, StrictDataclassError) as fault:
         raise _load_error(name, fault) from None
@@ -92,24 +92,20 @@ def _tokenizer_config(name: str, revision: str | None) -> dict[str, Any]:
 def _load_error(name: str, fault: Exception) -> UsageError | StorageError:
     if "trust_remote_code" in str(fault):
         return UsageError(
-            f"{name} brings code of its own", why=_first_line(fault), mend="Read it, then give --trust-remote-code"
+            f"{name} brings code of its own", why=first_line(fault), mend="Read it, then give --trust-remote-code"
         )
     if Path(name).expanduser().is_dir():
         return UsageError(
             f"no tokenizer can be read from the folder {name}",
-            why=_first_line(fault),
+            why=first_line(fault),
             mend="Put the model's tokenizer files there, or give rows with input_ids",
         )
     return StorageError(
         f"the tokenizer of {name} can't be loaded",
-        why=_first_line(fault),
+        why=first_line(fault),
         mend="Check the name, the network and, for a gated model, that you are logged in: hf auth login",
     )
 
 
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str).encode()
-
-
-def _first_line(fault: Exception) -> str:
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0][:300]

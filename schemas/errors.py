@@ -75,5 +75,10 @@ class MissingPackageError(UsageError):
         )
 
 
+def first_line(fault: BaseException) -> str:
+    """Return the first line of what another library says, or its error's name where it says nothing."""
+    return (str(fault).strip().splitlines() or [type(fault).__name__])[0][:300]
+
+
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", ":")) else f"{text}."

@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 
 from ...schemas.counts import counted
-from ...schemas.errors import EngineError
+from ...schemas.errors import EngineError, first_line
 
 
 class ModelLoadError(EngineError):
@@ -87,9 +87,8 @@ def _repeat_bits_on_cuda() -> None:
 
 
 def _load_error(model: str, fault: Exception) -> ModelLoadError:
-    first_line = next(iter(str(fault).strip().splitlines()), type(fault).__name__)
     trust = "trust_remote_code" in str(fault)
     return ModelLoadError(
-        f"transformers can't load {model}: {first_line}",
+        f"transformers can't load {model}: {first_line(fault)}",
         mend="Give --trust-remote-code if you trust its code" if trust else "",
     )
