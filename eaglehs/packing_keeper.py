@@ -128,11 +128,11 @@ class PackingKeeper:
         try:
             shard = self._packer.write(prompt, checked, answer.dumps, answer.next_token)
         except DataError:
-            _free(answer)
+            answer.remove_dumps()
             raise
         entry = replace(done_entry(prompt, checked, answer, attempt), shard=shard)
         self._store.append(entry)
-        _free(answer)
+        answer.remove_dumps()
         with self._forgetting():
             shard_entry = self._packer.kept(prompt.key)
         if shard_entry is not None and self.sealed is not None:
@@ -209,8 +209,3 @@ def open_packing(
         keeper, packed = PackingKeeper(store, packer), packer.open()
         keeper.seal_filled()
         yield keeper, packed
-
-
-def _free(answer: Answer) -> None:
-    for dump in answer.dumps:
-        dump.unlink(missing_ok=True)

@@ -240,7 +240,7 @@ class Client:
                 raise CachedRowsError(prompt.key, answer.cached_tokens)
             checked = await asyncio.to_thread(self.check, prompt, answer)
         except DataError:
-            _discard(answer)
+            answer.remove_dumps()
             raise
         # Shielded: a sample that is being kept is kept, even when Ctrl-C or a fault elsewhere cancels this task.
         await asyncio.shield(asyncio.to_thread(self.store.finish, prompt, checked, answer, attempt))
@@ -262,11 +262,6 @@ class Client:
     def _is_back(self, prompt: Prompt) -> None:
         del self.under_way[prompt.key]
         self._requests.release()
-
-
-def _discard(answer: Answer) -> None:
-    for dump in answer.dumps:
-        dump.unlink(missing_ok=True)
 
 
 def _worst(faults: BaseExceptionGroup[EaglehsError]) -> EaglehsError:

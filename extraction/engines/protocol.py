@@ -36,6 +36,11 @@ class Answer:
     cached_tokens: int
     """Tokens that the engine took from a prefix cache instead of computing them; must be 0."""
 
+    def remove_dumps(self) -> None:
+        """Free the spool of the dumps."""
+        for dump in self.dumps:
+            dump.unlink(missing_ok=True)
+
 
 class Engine(Protocol):
     """Something that runs prompts through the target model and dumps their states."""
