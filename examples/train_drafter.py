@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     losses = train(arguments.dataset, arguments.model, steps=arguments.steps)
-    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps")
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
 
 
 if __name__ == "__main__":
