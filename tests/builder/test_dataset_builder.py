@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from tests.factories.bits import bits_of
 from tests.factories.datasets import SyntheticDataset, make_dataset
-from tests.factories.readable import assert_all_samples, make_readable
+from tests.factories.readable import assert_all_samples, keys_of, make_readable
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def open_stream(dataset: SyntheticDataset, **options: object) -> IterableDataset:
     pattern = str(dataset.folder.data / "train-*.tar")
     return HiddenStates(data_files={"train": [pattern]}, **options).as_streaming_dataset(split="train")
-
-
-def keys_of(samples) -> list[str]:
-    return [sample["key"] for sample in samples]
 
 
 def test_samples_come_in_shard_order_bit_for_bit(dataset: SyntheticDataset):

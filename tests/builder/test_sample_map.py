@@ -10,26 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eaglehs.builder.sample_map import check_shared_memory
-from eaglehs.builder.stream import HiddenStateStream, stream
+from eaglehs.builder.stream import stream
 from eaglehs.schemas.errors import StorageError
-from torch.utils.data import DataLoader
 
 from tests.factories.bits import bits_of
 from tests.factories.datasets import SyntheticDataset
-from tests.factories.readable import make_readable
+from tests.factories.readable import keys_of, make_readable
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDataset:
     return make_readable(tmp_path_factory.mktemp("stream"))
-
-
-def keys_of(samples) -> list[str]:
-    return [sample["key"] for sample in samples]
-
-
-def load(samples: HiddenStateStream, num_workers: int, **options) -> DataLoader:
-    return DataLoader(samples, batch_size=None, num_workers=num_workers, **options)
 
 
 def test_no_byte_is_read_that_is_not_asked_for(tmp_path: Path):

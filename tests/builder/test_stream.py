@@ -11,27 +11,19 @@ import pytest
 import torch
 from eaglehs.builder.catalog import DatasetMismatchError
 from eaglehs.builder.file_map import ShardCutError
-from eaglehs.builder.stream import HiddenStateStream, stream
+from eaglehs.builder.stream import stream
 from eaglehs.schemas.errors import UsageError
 from torch.utils.data import DataLoader
 
 import eaglehs
 from tests.factories.bits import bits_of
 from tests.factories.datasets import SyntheticDataset
-from tests.factories.readable import LENGTHS, assert_all_samples, make_readable
+from tests.factories.readable import LENGTHS, assert_all_samples, keys_of, load, make_readable
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDataset:
     return make_readable(tmp_path_factory.mktemp("stream"))
-
-
-def keys_of(samples) -> list[str]:
-    return [sample["key"] for sample in samples]
-
-
-def load(samples: HiddenStateStream, num_workers: int, **options) -> DataLoader:
-    return DataLoader(samples, batch_size=None, num_workers=num_workers, **options)
 
 
 # ------------------------------------------------------------------ what comes out

@@ -4,27 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from eaglehs.builder.stream import HiddenStateStream, stream
+from eaglehs.builder.stream import stream
 from eaglehs.schemas.errors import RecordError, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from tests.factories.datasets import SyntheticDataset
-from tests.factories.readable import make_readable
+from tests.factories.readable import keys_of, load, make_readable
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDataset:
     return make_readable(tmp_path_factory.mktemp("stream"))
-
-
-def keys_of(samples) -> list[str]:
-    return [sample["key"] for sample in samples]
-
-
-def load(samples: HiddenStateStream, num_workers: int, **options) -> DataLoader:
-    return DataLoader(samples, batch_size=None, num_workers=num_workers, **options)
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -1,13 +1,16 @@
 """Packed datasets with a card, whose states any cast would change: what each reader must give back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from eaglehs.builder.decode import DecodedSample
+from eaglehs.builder.stream import HiddenStateStream
 from eaglehs.cards.write import write_card
 from eaglehs.schemas.manifest import DatasetFolder
+from torch.utils.data import DataLoader
 
 from tests.factories.bits import bits_of, hostile_states
 from tests.factories.datasets import SyntheticDataset
@@ -30,6 +33,16 @@ def make_readable(
     pack_by_hand(run, root / "dataset", shard_size_bytes)
     write_card(root / "dataset")
     return SyntheticDataset(folder=DatasetFolder(root / "dataset"), run=run)
+
+
+def keys_of(samples: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of decoded samples in the order in which they come."""
+    return [sample["key"] for sample in samples]
+
+
+def load(samples: HiddenStateStream, num_workers: int, **options: Any) -> DataLoader:
+    """Read a stream through a DataLoader that does not batch."""
+    return DataLoader(samples, batch_size=None, num_workers=num_workers, **options)
 
 
 def assert_same_sample(sample: DecodedSample, dataset: SyntheticDataset, key: str) -> None:
