@@ -6,7 +6,6 @@ fault is named here, before the first sample; that the bytes themselves are righ
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +20,12 @@ from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.run import RUN_FILENAME
 from ..schemas.states import ArraySpec, Codec, array_specs
+from .hub_address import REPOSITORY
 from .index_store import read_index
 from .plan import DatasetLayout
 from .pushed_shards import PushedShards
 from .shard_head import scan_shard
 from .shard_source import DatasetMismatchError
-
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class MissingShardError(DataError):
@@ -82,7 +80,7 @@ def _local_folder(dataset: str | Path) -> Path:
     if path.is_dir():
         return path
     text = str(dataset)
-    if "://" in text or _REPOSITORY.fullmatch(text):
+    if "://" in text or REPOSITORY.fullmatch(text):
         raise UsageError(
             f"{text} is no local folder, and this needs one; only eaglehs.stream, verify and inspect read elsewhere",
             mend="Bring it here first: hf download <org/name> --repo-type dataset --local-dir <folder>",

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ..schemas.errors import UsageError
 
 HUB_SCHEME = "hf://"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""What a dataset on the Hub is called where a folder may be meant as well."""
+
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..schemas.errors import UsageError
 from .catalog import Catalog, open_catalog
+from .hub_address import REPOSITORY
 from .shard_source import LocalShards, ShardSource
-
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

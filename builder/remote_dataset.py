@@ -26,8 +26,9 @@ from ..schemas.progress import Silent
 from .catalog import Catalog, check_rows
 from .http_connection import shown
 from .http_ranges import RemoteMissingError, RemoteRefusedError
+from .hub_address import REPOSITORY
 from .index_store import read_index
-from .opened import REPOSITORY, RemoteOptions
+from .opened import RemoteOptions
 from .remote_shards import FsspecPlace, HttpPlace, Place, RemoteShards
 from .shard_cache import CachedShards
 from .shard_source import ShardSource
