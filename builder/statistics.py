@@ -71,7 +71,7 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
         "measure",
         num_samples=len(chosen),
         num_tokens=sum(row.num_tokens for row in chosen),
-        size_bytes=sum(place.length for row in chosen for place in row.arrays.values()),
+        size_bytes=sum(row.array_bytes for row in chosen),
     )
     shown = {row.key for row in evenly_spaced(chosen, settings.num_excerpts)}
     excerpts = []
@@ -80,8 +80,7 @@ def measure_dataset(dataset: Path, settings: MeasureSettings, progress: Progress
         for row in chosen:
             excerpt = pass_.take(row, settings.excerpt_tokens if row.key in shown else 0)
             excerpts += [excerpt] if row.key in shown else []
-            size_bytes = sum(place.length for place in row.arrays.values())
-            progress.advance(num_samples=1, num_tokens=row.num_tokens, size_bytes=size_bytes)
+            progress.advance(num_samples=1, num_tokens=row.num_tokens, size_bytes=row.array_bytes)
     statistics = DatasetStatistics(
         shards_sha256=shards_fingerprint(catalog.manifest),
         num_samples=len(catalog.rows),

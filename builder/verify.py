@@ -144,7 +144,7 @@ def _check_packed_samples(run: Run, findings: Findings, progress: Progress) -> N
             continue
         findings.num_files += 1
         for entry, row in samples:
-            size_bytes = sum(place.length for place in row.arrays.values()) if row else 0
+            size_bytes = row.array_bytes if row else 0
             findings.num_samples += 1
             findings.num_tokens += entry.num_tokens
             findings.size_bytes += size_bytes

@@ -117,8 +117,7 @@ class ShardVerifier:
     def _regions(self, shard: OpenShard, rows: Sequence[IndexRow], progress: Progress) -> Iterator[Region]:
         for row in rows:
             yield from SampleVerifier(self.findings, row, self._layout, self._vocab_size).regions(shard)
-            size_bytes = sum(place.length for place in row.arrays.values())
-            progress.advance(num_samples=1, num_tokens=row.num_tokens, size_bytes=size_bytes)
+            progress.advance(num_samples=1, num_tokens=row.num_tokens, size_bytes=row.array_bytes)
 
     def _add(self, message: str, *, key: str = "") -> None:
         self.findings.add(self._name, message, key=key)

@@ -82,3 +82,8 @@ class IndexRow:
     next_token: int
     arrays: dict[str, ArrayPlace]
     """Array name -> place, in member order."""
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of all arrays, not coded."""
+        return sum(place.length for place in self.arrays.values())
