@@ -72,6 +72,21 @@ def read_exactly(path: Path, handle: int, block: memoryview, offset: int) -> Non
         done += step
 
 
+def read_blocks(
+    path: Path, handle: int, offset: int, length: int, block_bytes: int = BLOCK_BYTES
+) -> Iterator[memoryview]:
+    """Yield `length` bytes of the open file from `offset` on, in blocks; their memory is used again.
+
+    Raises:
+        FileCutError: the file ends first.
+    """
+    buffer = memoryview(bytearray(min(block_bytes, length)))
+    for start in range(0, length, block_bytes):
+        block = buffer[: min(block_bytes, length - start)]
+        read_exactly(path, handle, block, offset + start)
+        yield block
+
+
 def _gapless(regions: Iterable[Region], size_bytes: int) -> Iterator[Region]:
     offset = 0
     for region in regions:

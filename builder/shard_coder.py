@@ -24,7 +24,7 @@ from ..schemas.index import ArrayPlace, CodedForm, IndexRow
 from ..schemas.planes import PlanesHead, head_bytes, write_head
 from ..schemas.sample import META_MEMBER, meta_content
 from ..schemas.states import ArraySpec
-from .file_scan import BLOCK_BYTES, read_exactly
+from .file_scan import read_blocks
 from .index_rows import meta_of
 from .npy import PLAIN_HEADER_BYTES, npy_header
 from .plan import DatasetLayout
@@ -136,13 +136,11 @@ def write_state(source: FileRange, out: int, offset: int, spec: ArraySpec) -> tu
 
 def _write_blocks(source: FileRange, out: int, offset: int, spec: ArraySpec, block_rows: int) -> tuple[PlanesHead, str]:
     num_rows = source.length // spec.row_bytes
-    step = min(block_rows, num_rows) * spec.row_bytes
-    buffer, digest = memoryview(bytearray(step)), xxhash.xxh3_128()
+    step = block_rows * spec.row_bytes
+    digest = xxhash.xxh3_128()
     at = offset + head_bytes(-(-num_rows // block_rows))
     blocks = []
-    for start in range(0, source.length, step):
-        block = buffer[: min(step, source.length - start)]
-        read_exactly(source.path, source.handle, block, source.offset + start)
+    for block in read_blocks(source.path, source.handle, source.offset, source.length, step):
         digest.update(block)
         coded = encode_rows(np.frombuffer(block, dtype="<u2").reshape(-1, spec.width))
         write_all(out, coded, at)
@@ -171,9 +169,6 @@ def _write_as_it_is(source: FileRange, out: int, offset: int, spec: ArraySpec) -
 def _checksum(source: FileRange) -> int:
     """Return what the head's table says of a block of these bytes."""
     digest = xxhash.xxh3_64()
-    buffer = memoryview(bytearray(min(BLOCK_BYTES, source.length)))
-    for start in range(0, source.length, len(buffer)):
-        block = buffer[: min(len(buffer), source.length - start)]
-        read_exactly(source.path, source.handle, block, source.offset + start)
+    for block in read_blocks(source.path, source.handle, source.offset, source.length):
         digest.update(block)
     return digest.intdigest() & 0xFFFFFFFF

@@ -26,7 +26,7 @@ from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder
 from ..schemas.sample import SampleMeta
 from ..schemas.states import Codec
-from .file_scan import BLOCK_BYTES, read_exactly
+from .file_scan import read_blocks
 from .index_rows import index_row, meta_of
 from .plan import META, PlacedSample, ShardPlan
 from .planes_read import CodedRows, file_state
@@ -142,10 +142,7 @@ def array_hash(path: Path, handle: int, offset: int, length: int) -> str:
         FileCutError: the file ends first.
     """
     digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(min(BLOCK_BYTES, length)))
-    for start in range(offset, offset + length, BLOCK_BYTES):
-        block = buffer[: min(BLOCK_BYTES, offset + length - start)]
-        read_exactly(path, handle, block, start)
+    for block in read_blocks(path, handle, offset, length):
         digest.update(block)
     return digest.hexdigest()
 
