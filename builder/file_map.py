@@ -101,6 +101,20 @@ def open_to_read(path: Path) -> int:
         raise StorageError(f"{path} can't be opened: {fault.strerror}") from None
 
 
+def read_range(handle: int, path: Path, offset: int, target: memoryview) -> None:
+    """Fill `target` from byte `offset` of the open file `path`, with `preadv`, which lets other threads run.
+
+    Raises:
+        ShardCutError: the file ends first.
+    """
+    check_holds(handle, path, offset + len(target))
+    while target:
+        done = os.preadv(handle, [target], offset)
+        if not done:
+            check_holds(handle, path, offset + len(target))  # cut since the first look
+        target, offset = target[done:], offset + done
+
+
 def check_holds(handle: int, path: Path, end: int) -> None:
     """Refuse a file that ends before byte `end`.
 

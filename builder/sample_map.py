@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 from ..schemas.errors import StorageError
 from ..schemas.index import ArrayPlace, IndexRow
 from ..schemas.sizes import format_size
-from .file_map import check_holds, map_range, open_to_read
+from .file_map import check_holds, map_range, open_to_read, read_range
 from .planes_read import file_state, run_side_by_side
 from .sample_reads import SampleReads, Span, plan_reads
 from .worker_count import decode_threads
@@ -95,8 +95,7 @@ def read_block(path: Path, spans: Iterable[Span], block: torch.Tensor) -> None:
     handle = open_to_read(path)
     try:
         for span in spans:
-            check_holds(handle, path, span.offset + span.length)
-            _read_into(handle, block[span.start : span.start + span.length], span.offset)
+            read_range(handle, path, span.offset, block[span.start : span.start + span.length].numpy().data)
     finally:
         os.close(handle)
 
@@ -174,11 +173,3 @@ def check_shared_memory(needed_bytes: int, folder: Path = _SHARED_MEMORY) -> Non
             why="DataLoader workers hand tensors to the training loop through shared memory",
             mend="Use num_workers=0, which is the fastest way here; or enlarge it: docker run --shm-size=16g",
         )
-
-
-def _read_into(handle: int, target: torch.Tensor, offset: int) -> None:
-    view = target.numpy().data
-    while view:
-        done = os.preadv(handle, [view], offset)
-        assert done, "the file was longer a moment ago"
-        view, offset = view[done:], offset + done

@@ -17,7 +17,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import DataError, StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sample import SampleMeta
-from .file_map import check_holds, open_to_read
+from .file_map import open_to_read, read_range
 from .shard_head import first_meta
 
 
@@ -138,12 +138,8 @@ class LocalReader:
         path = self._root / shard
         handle = open_to_read(path)
         try:
-            check_holds(handle, path, offset + len(target))
+            read_range(handle, path, offset, target)
             self._check_is_as_opened(shard, os.fstat(handle))
-            while target:
-                done = os.preadv(handle, [target], offset)
-                assert done, "the file was longer a moment ago"
-                target, offset = target[done:], offset + done
         finally:
             os.close(handle)
 

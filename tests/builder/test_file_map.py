@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from eaglehs.builder.file_map import ShardCutError, map_range
+from eaglehs.builder.file_map import ShardCutError, map_range, open_to_read, read_range
 from eaglehs.schemas.errors import StorageError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,3 +67,18 @@ def test_a_missing_file_and_a_folder_are_storage_errors(tmp_path: Path):
         map_range(tmp_path / "x", 0, 1)
     with pytest.raises((StorageError, ShardCutError)):
         map_range(tmp_path, 0, 1)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, read = tmp_path / "bytes", os.preadv
+    path.write_bytes(bytes(1000))
+
+    def cut_first(*arguments: object) -> int:
+        os.truncate(path, 100)
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", cut_first)
+    handle = open_to_read(path)
+    with pytest.raises(ShardCutError, match="100 bytes, but data up to byte 1000 should be in it"):
+        read_range(handle, path, 50, memoryview(bytearray(950)))
+    os.close(handle)
