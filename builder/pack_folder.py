@@ -10,11 +10,12 @@ from ..schemas.atomic import sync_folder
 from ..schemas.codec import read_record
 from ..schemas.counts import counted
 from ..schemas.errors import RecordError, StorageError, UsageError
+from ..schemas.folder_lock import LOCK_FILENAME
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.sizes import format_size
 from ..schemas.states import Codec
 from .index_store import read_index_head
-from .pack_state import LOCK_FILENAME, Claim, PackState
+from .pack_state import Claim, PackState
 from .pushed_shards import PushedShards
 
 

@@ -13,9 +13,8 @@ dot are no part of the dataset; publishing leaves them out.
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
@@ -24,14 +23,14 @@ import pyarrow as pa
 
 from ..schemas import codec
 from ..schemas.atomic import make_folder, staged
-from ..schemas.errors import DataError, RecordError, StorageError, UsageError
+from ..schemas.errors import DataError, RecordError
+from ..schemas.folder_lock import hold_folder
 from ..schemas.index import IndexRow
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from .index_store import index_schema, index_table, read_index_head, read_index_table, write_index
 from .plan import DatasetLayout
 from .pushed_shards import PushedShards
 
-LOCK_FILENAME = ".lock"
 _RECORD_KEY = "eaglehs.shard"
 
 
@@ -137,27 +136,9 @@ class PackState:
         return self.root / f"{PurePosixPath(name).stem}.parquet"
 
 
-@contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold a dataset folder for one process; the kernel lets go of it however the process ends.
-
-    Raises:
-        UsageError: another process holds it.
-        StorageError: the folder can't be made or written.
-    """
-    try:
-        make_folder(root)
-        lock = (root / LOCK_FILENAME).open("wb")
-    except OSError as fault:
-        raise StorageError(f"the dataset folder {root} can't be written: {fault.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another eaglehs is packing into {root}", mend="Wait for it, or give another --out"
-            ) from None
-        yield
+def locked(root: Path) -> AbstractContextManager[None]:
+    """Hold a dataset folder for one process; errors as `hold_folder`."""
+    return hold_folder(root, kind="dataset", holder="eaglehs is packing into")
 
 
 def _size_of(path: Path) -> int | None:

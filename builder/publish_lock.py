@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..schemas.errors import StorageError, UsageError
-from .pack_state import LOCK_FILENAME
+from ..schemas.folder_lock import LOCK_FILENAME
 
 
 @contextmanager

@@ -6,13 +6,12 @@ the spool is freed. A kill between any two leaves files that no ledger line name
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +19,8 @@ from typing import BinaryIO
 from ..schemas.atomic import make_folder, staged, sync_folder
 from ..schemas.codec import read_record, write_record
 from ..schemas.counts import counted
-from ..schemas.errors import StorageError, UsageError
+from ..schemas.errors import StorageError
+from ..schemas.folder_lock import hold_folder
 from ..schemas.keys import fan_out
 from ..schemas.ledger import Ledger, LedgerEntry, SampleStatus, cut_torn_line
 from ..schemas.prompt import Prompt
@@ -45,27 +45,9 @@ class Repairs:
     """Finished samples whose dumps or shard are gone or have another size; they are computed again."""
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the run for one process; the kernel lets go of it whenever and however the process ends.
-
-    Raises:
-        UsageError: another process holds it.
-        StorageError: the folder can't be made or written.
-    """
-    try:
-        make_folder(folder)
-        lock = (folder / ".lock").open("wb")
-    except OSError as fault:
-        raise StorageError(f"the run folder {folder} can't be written: {fault.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another eaglehs extract is writing to {folder}", mend="Wait for it, or give another --out"
-            ) from None
-        yield
+def locked(folder: Path) -> AbstractContextManager[None]:
+    """Hold the run for one process; errors as `hold_folder`."""
+    return hold_folder(folder, kind="run", holder="eaglehs extract is writing to")
 
 
 def new_run_id() -> str:
