@@ -41,14 +41,14 @@ class CaptureSettings:
     slots: int = DEFAULT_SLOTS
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variables that give these settings to a server."""
-        return {
+        """Return the variables that give a server these settings; of writers and slots only what is not the default."""
+        variables = {
             DUMP_DIR: str(self.dump_dir),
             LAYERS: ",".join(map(str, self.layers)),
             RID_PREFIX: self.rid_prefix,
-            WRITERS: str(self.writers),
-            SLOTS: str(self.slots),
         }
+        counts = ((WRITERS, self.writers, DEFAULT_WRITERS), (SLOTS, self.slots, DEFAULT_SLOTS))
+        return variables | {name: str(count) for name, count, default in counts if count != default}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CaptureSettings | None:

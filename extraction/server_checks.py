@@ -16,6 +16,7 @@ from ..schemas.counts import counted
 from ..schemas.dump import CaptureStatus
 from ..schemas.errors import EngineError, RecordError
 from .capture_rules import violations_in_info
+from .capture_status import READY
 from .sglang_versions import UNTESTED_MEND, is_supported, parse_version, supported_range
 
 DTYPE = "bfloat16"
@@ -170,7 +171,7 @@ def _unreadable_fault(evidence: Evidence, _: Expected) -> str:
 
 def _failed_fault(evidence: Evidence, _: Expected) -> str:
     status = evidence.status
-    return f"capture has failed in the server: {status.message}" if status and status.state != "ready" else ""
+    return f"capture has failed in the server: {status.message}" if status and status.state != READY else ""
 
 
 def _layers_fault(evidence: Evidence, expected: Expected) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..schemas.errors import UsageError
 from . import redaction
 from .capture_rules import parse_arguments, violations_in_arguments
-from .capture_settings import DEFAULT_RID_PREFIX, DUMP_DIR, LAYERS, RID_PREFIX
+from .capture_settings import DEFAULT_RID_PREFIX, CaptureSettings
 from .profile import Profile
 
 PLUGIN_NAME = "eaglehs"
@@ -161,11 +161,12 @@ def _graphs_off(version: tuple[int, ...] | None) -> list[str]:
 
 
 def _environment(settings: ServerSettings, plugin_site: Path | None) -> dict[str, str]:
-    environment = dict(settings.profile.environment)
-    environment |= {
-        DUMP_DIR: str(settings.dump_dir.absolute()),
-        LAYERS: ",".join(map(str, settings.layers)),
-        RID_PREFIX: settings.rid_prefix,
+    capture = CaptureSettings(
+        dump_dir=settings.dump_dir.absolute(), layers=settings.layers, rid_prefix=settings.rid_prefix
+    )
+    environment = {
+        **settings.profile.environment,
+        **capture.to_environment(),
         # `python -m` puts the working folder first on the path: a folder there called eaglehs or datasets, as in a
         # clone of this repository, would be imported in place of the package.
         "PYTHONSAFEPATH": "1",

@@ -14,6 +14,7 @@ from ...schemas.counts import counted
 from ...schemas.errors import DataError, EngineError
 from ...schemas.prompt import Prompt
 from ...schemas.run import EngineFacts
+from ..capture_status import READY
 from ..dump_watcher import DumpWatcher
 from ..rows import RowsOf
 from ..server import Server
@@ -268,7 +269,7 @@ class SglangEngine:
         status, fault = read_status(self.server.dump_dir)
         if status is None:  # the plugin removes it where the disk is too full to say what is wrong
             raise CaptureFailedError(fault or f"its status file is gone from {self.server.dump_dir}")
-        if status.state != "ready":
+        if status.state != READY:
             raise CaptureFailedError(status.message)
         return "The plugin says that it is ready; its writers may be stuck, or the request was cut short"
 
