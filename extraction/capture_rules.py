@@ -71,6 +71,9 @@ def is_other_dtype(value: Setting) -> bool:
 
 
 _SCATTERED = "Each rank then holds other rows, or rows in another order, and rank 0 would write only its own"
+_CACHED = "Tokens that the cache has already seen are never computed, so their rows would be missing"
+_REPLAYED = "A replayed graph hides the request ids and pads the rows"
+_TP_ALONE = "Use --tp-size alone"
 _LEAVE_OUT = "Leave the argument out"
 
 RULES: tuple[Rule, ...] = (
@@ -78,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         name="prefix cache",
         settings=("disable_radix_cache",),
         is_wrong=lambda value: value is not True,
-        why="Tokens that the cache has already seen are never computed, so their rows would be missing",
+        why=_CACHED,
         mend="Start the server with --disable-radix-cache, or with `eaglehs serve`",
         must_be_told=True,
     ),
@@ -87,7 +90,7 @@ RULES: tuple[Rule, ...] = (
         settings=("enable_hierarchical_cache", "enable_session_radix_cache", "enable_lmcache", "enable_flexkv"),
         aliases=("--enable-hicache",),
         is_wrong=is_on,
-        why="Tokens that the cache has already seen are never computed, so their rows would be missing",
+        why=_CACHED,
         mend=_LEAVE_OUT,
     ),
     Rule(
@@ -103,7 +106,7 @@ RULES: tuple[Rule, ...] = (
         aliases=("--pipeline-parallel-size",),
         is_wrong=is_many,
         why="Only the last stage could be captured; the states of layers on earlier stages would be lost",
-        mend="Use --tp-size alone",
+        mend=_TP_ALONE,
     ),
     Rule(
         name="data-parallel attention",
@@ -111,7 +114,7 @@ RULES: tuple[Rule, ...] = (
         aliases=("--attention-data-parallel-size",),
         is_wrong=lambda value: is_on(value) or is_many(value),
         why=_SCATTERED,
-        mend="Use --tp-size alone",
+        mend=_TP_ALONE,
     ),
     Rule(
         name="context parallelism",
@@ -131,7 +134,7 @@ RULES: tuple[Rule, ...] = (
         ),
         is_wrong=lambda value: is_on(value) or is_many(value),
         why=_SCATTERED,
-        mend="Use --tp-size alone",
+        mend=_TP_ALONE,
     ),
     Rule(
         name="scattered rows",
@@ -151,21 +154,21 @@ RULES: tuple[Rule, ...] = (
         name="prefill CUDA graph",
         settings=("cuda_graph_config", "cuda_graph_backend_prefill"),
         is_wrong=is_graph,
-        why="A replayed graph hides the request ids and pads the rows",
+        why=_REPLAYED,
         mend="Start the server with --cuda-graph-backend-prefill disabled",
     ),
     Rule(
         name="forced piecewise CUDA graph",
         settings=("enforce_piecewise_cuda_graph", "enable_piecewise_cuda_graph"),
         is_wrong=is_on,
-        why="A replayed graph hides the request ids and pads the rows",
+        why=_REPLAYED,
         mend=_LEAVE_OUT,
     ),
     Rule(
         name="piecewise CUDA graph",
         settings=("disable_piecewise_cuda_graph",),  # SGLang before 0.5.14; on unless told otherwise
         is_wrong=lambda value: value is False,
-        why="A replayed graph hides the request ids and pads the rows",
+        why=_REPLAYED,
         mend="Start the server with --disable-piecewise-cuda-graph",
     ),
     Rule(
@@ -215,7 +218,7 @@ RULES: tuple[Rule, ...] = (
         settings=("dtype",),
         is_wrong=is_other_dtype,
         why="Dumps hold bfloat16, bit for bit",
-        mend="Leave the argument out",
+        mend=_LEAVE_OUT,
     ),
 )
 
