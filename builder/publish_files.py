@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from ..schemas.counts import counted
 from ..schemas.errors import DataError
-from ..schemas.manifest import DatasetFolder, Manifest
+from ..schemas.manifest import DatasetFolder, Manifest, ShardEntry
 from ..schemas.sizes import format_size
 from .hub_client import RemoteFile
 
@@ -62,20 +62,22 @@ def local_files(folder: DatasetFolder, manifest: Manifest) -> tuple[LocalFile, .
     """
     for path in _other_paths(folder.root, {entry.name for entry in manifest.shards}):
         _check_size(path.name, path.stat().st_size)  # before it is read to be hashed
-    shards = [
-        LocalFile(
-            name=entry.name,
-            path=folder.shard(entry.name),
-            size_bytes=entry.size_bytes,
-            sha256=entry.sha256,
-            is_shard=True,
-        )
-        for entry in manifest.shards
-    ]
+    shards = [shard_file(folder, entry) for entry in manifest.shards]
     listed = {file.name for file in shards}
     files = (*shards, *_others(folder.root, listed))
     check_limits(files)
     return files
+
+
+def shard_file(folder: DatasetFolder, entry: ShardEntry) -> LocalFile:
+    """Return a finished shard as the manifest has it, whether its file is here or not."""
+    return LocalFile(
+        name=entry.name,
+        path=folder.shard(entry.name),
+        size_bytes=entry.size_bytes,
+        sha256=entry.sha256,
+        is_shard=True,
+    )
 
 
 def folder_counts(files: Sequence[LocalFile]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from ..schemas.manifest import DatasetFolder, ShardEntry
 from ..schemas.progress import Progress
 from .hub_client import HubClient
 from .publish import Publication
-from .publish_files import LocalFile, check_limits
+from .publish_files import LocalFile, check_limits, shard_file
 from .publish_plan import Found, PublishSettings, look_up
 from .pushed_shards import PushedShards
 
@@ -144,7 +144,7 @@ class ShardStream:
             self._changed.wait_for(lambda: self._is_closing, timeout=self._settings.pause_s)
 
     def _send(self, batch: Sequence[ShardEntry]) -> None:
-        files = [self._file(entry) for entry in batch]
+        files = [shard_file(self._folder, entry) for entry in batch]
         check_limits(files)
         missing = self._missing(files)
         self._publication.send(missing)
@@ -167,15 +167,6 @@ class ShardStream:
         states = [state for branch in branches if (state := self._hub.state(branch)) is not None]
         there = {file.sha256 for state in states for file in self._hub.files(state.head).values()}
         return [file for file in files if file.sha256 not in there]
-
-    def _file(self, entry: ShardEntry) -> LocalFile:
-        return LocalFile(
-            name=entry.name,
-            path=self._folder.shard(entry.name),
-            size_bytes=entry.size_bytes,
-            sha256=entry.sha256,
-            is_shard=True,
-        )
 
     def _check_foreign(self, found: Found, names: Collection[str]) -> None:
         foreign = [path for path in found.there if path.startswith("data/") and path not in names]
