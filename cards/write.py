@@ -50,11 +50,15 @@ def is_as_written(dataset: Path) -> bool:
         return False
 
 
+def kept_terms(folder: DatasetFolder) -> dict[str, str]:
+    """Return the terms that a dataset's card names now; none where there is no card."""
+    return read_kept(folder.card.read_text(encoding="utf-8", errors="replace")) if folder.card.is_file() else {}
+
+
 def _rendered(folder: DatasetFolder, terms: CardTerms) -> str:
     manifest = read_record(Manifest, folder.manifest)
-    kept = read_kept(folder.card.read_text(encoding="utf-8", errors="replace")) if folder.card.is_file() else {}
     extras = CardExtras(
-        kept=merge_terms(kept, terms),
+        kept=merge_terms(kept_terms(folder), terms),
         statistics=_statistics(folder, manifest),
         preview=_preview(folder, manifest),
         verified=kept_verification(folder),

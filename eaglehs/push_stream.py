@@ -92,11 +92,10 @@ def check_terms(options: PushOptions, folder: DatasetFolder) -> None:
     Raises:
         UsageError: no license, or none that the Hub knows.
     """
-    from .cards.features import read_kept
     from .cards.licenses import merge_terms
+    from .cards.write import kept_terms
 
-    kept = read_kept(folder.card.read_text(encoding="utf-8", errors="replace")) if folder.card.is_file() else {}
-    if not merge_terms(kept, options.terms).get("license"):
+    if not merge_terms(kept_terms(folder), options.terms).get("license"):
         raise UsageError(
             "--push needs --license",
             why="States carry the terms of the model and of the prompts; those who find the dataset must know them",
