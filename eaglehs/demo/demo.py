@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +23,7 @@ from ..schemas.errors import DataError, RecordError, UsageError
 from ..schemas.states import default_layers
 from .report import Array, DemoReport, Stage
 from .tiny_model import NUM_LAYERS, write_tiny_model
-from .tiny_tokenizer import CHAT_TEMPLATE, CONVERSATIONS
+from .tiny_tokenizer import CHAT_TEMPLATE, CONVERSATIONS, bundled
 
 if TYPE_CHECKING:
     from ..schemas.progress import Progress
@@ -191,7 +190,7 @@ def _import_libraries() -> _Done:
 
 def _make_model(folder: DemoFolder) -> _Done:
     write_tiny_model(folder.model)
-    folder.prompts.write_bytes(_bundled(CONVERSATIONS))
+    folder.prompts.write_bytes(bundled(CONVERSATIONS))
     size_bytes = sum(path.stat().st_size for path in folder.model.iterdir())
     return _Done(size_bytes=size_bytes, note=f"random, Kimi-K2's shape, {counted(NUM_LAYERS, 'layer')}")
 
@@ -312,9 +311,5 @@ def _arrays(tensors: dict[str, Any]) -> tuple[Array, ...]:
 def _fingerprint() -> str:
     """Return a hash of what the states and the formats depend on."""
     parts = [__version__, *(version(package) for package in ("torch", "transformers", "tokenizers"))]
-    content = b"\0".join([*(part.encode() for part in parts), _bundled(CONVERSATIONS), _bundled(CHAT_TEMPLATE)])
+    content = b"\0".join([*(part.encode() for part in parts), bundled(CONVERSATIONS), bundled(CHAT_TEMPLATE)])
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _bundled(name: str) -> bytes:
-    return files(__package__ or "eaglehs.demo").joinpath(name).read_bytes()

@@ -52,7 +52,7 @@ def write_tiny_tokenizer(folder: Path) -> None:
     assert tokenizer.get_vocab_size() == LEARNED_TOKENS + len(MARKUP), "the conversations are too short to learn from"
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=2) + "\n")
-    (folder / CHAT_TEMPLATE).write_text(_bundled(CHAT_TEMPLATE))
+    (folder / CHAT_TEMPLATE).write_bytes(bundled(CHAT_TEMPLATE))
 
 
 def _config() -> dict[str, object]:
@@ -68,9 +68,10 @@ def _config() -> dict[str, object]:
 
 
 def _texts() -> Iterator[str]:
-    for line in _bundled(CONVERSATIONS).splitlines():
+    for line in bundled(CONVERSATIONS).splitlines():
         yield from (message["content"] for message in json.loads(line)["messages"])
 
 
-def _bundled(name: str) -> str:
-    return files(__package__ or "eaglehs.demo").joinpath(name).read_text(encoding="utf-8")
+def bundled(name: str) -> bytes:
+    """Return a file that comes with the demo."""
+    return files(__package__ or "eaglehs.demo").joinpath(name).read_bytes()
