@@ -54,7 +54,7 @@ class RemoteRefusedError(RemoteMissingError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteFile:
+class HttpFile:
     """A file on a server."""
 
     url: str
@@ -84,7 +84,7 @@ class RangeClient:
         """URL -> where it is redirected to."""
         self._is_closed = threading.Event()
 
-    def read_into(self, file: RemoteFile, offset: int, target: memoryview) -> None:
+    def read_into(self, file: HttpFile, offset: int, target: memoryview) -> None:
         """Fill `target` from byte `offset` of the file.
 
         Raises:
@@ -111,7 +111,7 @@ class RangeClient:
                         file.url, place, what, mend="Go on from the stream's state_dict once the server answers"
                     ) from None
 
-    def fetch(self, file: RemoteFile) -> bytes:
+    def fetch(self, file: HttpFile) -> bytes:
         """Return a small file whole; errors as `read_into`."""
         patience = Patience(self._policy, self._is_closed)
         while True:
@@ -137,7 +137,7 @@ class RangeClient:
         if said is not None and len(content) != int(said):
             raise _TryAgainError(f"the connection closed after {len(content):,} of {counted(int(said), 'byte')}")
 
-    def _body(self, file: RemoteFile, offset: int, target: memoryview) -> Iterator[int]:
+    def _body(self, file: HttpFile, offset: int, target: memoryview) -> Iterator[int]:
         """Ask for `target`'s bytes and fill it; yields how many came each time."""
         response = self._answer(file, {"Range": f"bytes={offset}-{offset + len(target) - 1}"})
         self._check_range(file, response, offset, len(target))
@@ -150,7 +150,7 @@ class RangeClient:
             yield part
         response.read()  # ends the body, so that the connection can be used again
 
-    def _answer(self, file: RemoteFile, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    def _answer(self, file: HttpFile, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         """Return a response of 200 or 206."""
         url = self._moved.get(file.url, file.url)
         for _ in range(_MAX_REDIRECTS):
@@ -167,7 +167,7 @@ class RangeClient:
             self._refuse(file, url, response)
         raise RemoteReadError(file.url, "any range", f"redirected more than {counted(_MAX_REDIRECTS, 'time')}")
 
-    def _refuse(self, file: RemoteFile, url: str, response: http.client.HTTPResponse) -> None:
+    def _refuse(self, file: HttpFile, url: str, response: http.client.HTTPResponse) -> None:
         """Raise what an answer means."""
         status = response.status
         said = f"the server answers {status} {response.reason}".rstrip()
@@ -184,7 +184,7 @@ class RangeClient:
             raise _wrong_size(file, response.headers.get("Content-Range", "").rpartition("/")[2])
         raise RemoteReadError(file.url, "a range", said)
 
-    def _check_range(self, file: RemoteFile, response: http.client.HTTPResponse, offset: int, length: int) -> None:
+    def _check_range(self, file: HttpFile, response: http.client.HTTPResponse, offset: int, length: int) -> None:
         if response.status == 200:
             if offset == 0 and response.headers.get("Content-Length") == str(length):
                 return
@@ -217,7 +217,7 @@ def _told(headers: http.client.HTTPMessage) -> tuple[str, str]:
     )
 
 
-def _wrong_size(file: RemoteFile, served: str) -> DatasetMismatchError:
+def _wrong_size(file: HttpFile, served: str) -> DatasetMismatchError:
     found = counted(int(served), "byte") if served.isdecimal() else "fewer bytes"
     said = "more" if file.size_bytes is None else f"{file.size_bytes:,}"
     return DatasetMismatchError(

@@ -16,7 +16,7 @@ from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sample import SampleMeta
 from .http_connection import shown
-from .http_ranges import RangeClient, RemoteFile, RemoteMissingError, RemoteReadError
+from .http_ranges import HttpFile, RangeClient, RemoteMissingError, RemoteReadError
 from .retries import Patience, RetryPolicy
 from .shard_head import first_meta_of
 from .shard_source import DatasetMismatchError, SeenShards, check_first_sample
@@ -72,10 +72,10 @@ class HttpPlace:
     name: str
     policy: RetryPolicy = field(default_factory=RetryPolicy)
 
-    def file(self, name: str, size_bytes: int | None = None) -> RemoteFile:
+    def file(self, name: str, size_bytes: int | None = None) -> HttpFile:
         """Return a file of the folder."""
         url = f"{self.base_url}{quote(name)}" + (f"?{self.query}" if self.query else "")
-        return RemoteFile(url=url, headers=self.headers, size_bytes=size_bytes)
+        return HttpFile(url=url, headers=self.headers, size_bytes=size_bytes)
 
     def fetch(self, name: str) -> bytes:
         """Return a small file whole; errors as `RangeClient.fetch`."""

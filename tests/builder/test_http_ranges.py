@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eaglehs.builder.http_connection import Connections, shown
-from eaglehs.builder.http_ranges import RangeClient, RemoteFile, RemoteMissingError, RemoteReadError
+from eaglehs.builder.http_ranges import HttpFile, RangeClient, RemoteMissingError, RemoteReadError
 from eaglehs.builder.retries import RetryPolicy
 from eaglehs.builder.shard_source import DatasetMismatchError
 
@@ -34,11 +34,11 @@ def client():
     client.close()
 
 
-def file_of(server: RangeServer, size: int | None = len(CONTENT), **headers: str) -> RemoteFile:
-    return RemoteFile(url=f"{server.url}/data/a%20b.tar", size_bytes=size, headers=headers)
+def file_of(server: RangeServer, size: int | None = len(CONTENT), **headers: str) -> HttpFile:
+    return HttpFile(url=f"{server.url}/data/a%20b.tar", size_bytes=size, headers=headers)
 
 
-def read(client: RangeClient, file: RemoteFile, begin: int, end: int) -> bytes:
+def read(client: RangeClient, file: HttpFile, begin: int, end: int) -> bytes:
     target = bytearray(end - begin)
     client.read_into(file, begin, memoryview(target))
     return bytes(target)
@@ -85,12 +85,12 @@ def test_a_server_that_stays_down_is_an_error_with_file_range_and_reason(server:
 
 def test_a_server_that_is_not_there_is_an_error_with_the_reason(client: RangeClient):
     with pytest.raises(RemoteReadError, match="ConnectionRefusedError"):
-        read(client, RemoteFile(url="http://127.0.0.1:1/x"), 0, 10)
+        read(client, HttpFile(url="http://127.0.0.1:1/x"), 0, 10)
 
 
 def test_a_missing_file_is_no_reason_to_try_again(server: RangeServer, client: RangeClient):
     with pytest.raises(RemoteMissingError, match=r"/nothing\.tar: the server answers 404"):
-        read(client, RemoteFile(url=f"{server.url}/nothing.tar"), 0, 10)
+        read(client, HttpFile(url=f"{server.url}/nothing.tar"), 0, 10)
     assert server.num_ranges == 1
 
 
