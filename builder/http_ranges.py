@@ -73,6 +73,10 @@ class _TryAgainError(Exception):
         super().__init__(what)
 
 
+_FAULTS = (_TryAgainError, OSError, http.client.HTTPException)
+"""What a try can end in."""
+
+
 class RangeClient:
     """Reads ranges, from any number of threads."""
 
@@ -99,14 +103,12 @@ class RangeClient:
                 for part in self._body(file, offset + done, target[done:]):
                     done += part
                     patience.note_progress()
-            except (_TryAgainError, OSError, http.client.HTTPException) as fault:
-                self._connections.drop(self._moved.get(file.url, file.url))
-                is_final = isinstance(fault, ssl.SSLCertVerificationError)
-                if is_final or not patience.wait(getattr(fault, "retry_after_s", None)):
+            except _FAULTS as fault:
+                if not self._waits_out(file, fault, patience):
                     place = f"bytes {offset} to {offset + len(target)}"
-                    what = f"{_reason(fault)}, after {counted(done, 'byte')}" + (
-                        "" if is_final else f" and {counted(patience.failures, 'try', 'tries')} in a row"
-                    )
+                    what = f"{_reason(fault)}, after {counted(done, 'byte')}"
+                    if not isinstance(fault, ssl.SSLCertVerificationError):
+                        what += f" and {counted(patience.failures, 'try', 'tries')} in a row"
                     raise RemoteReadError(
                         file.url, place, what, mend="Go on from the stream's state_dict once the server answers"
                     ) from None
@@ -119,10 +121,8 @@ class RangeClient:
                 response = self._answer(file, {})
                 content = response.read()
                 self._check_whole(response, content)
-            except (_TryAgainError, OSError, http.client.HTTPException) as fault:
-                self._connections.drop(self._moved.get(file.url, file.url))
-                is_final = isinstance(fault, ssl.SSLCertVerificationError)
-                if is_final or not patience.wait(getattr(fault, "retry_after_s", None)):
+            except _FAULTS as fault:
+                if not self._waits_out(file, fault, patience):
                     raise RemoteReadError(file.url, "the whole file", _reason(fault)) from None
             else:
                 return content
@@ -131,6 +131,13 @@ class RangeClient:
         """Cut what is under way."""
         self._is_closed.set()
         self._connections.close()
+
+    def _waits_out(self, file: HttpFile, fault: Exception, patience: Patience) -> bool:
+        """Drop the connection that failed and wait; False where another try is of no use."""
+        self._connections.drop(self._moved.get(file.url, file.url))
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            return False
+        return patience.wait(getattr(fault, "retry_after_s", None))
 
     def _check_whole(self, response: http.client.HTTPResponse, content: bytes) -> None:
         said = response.headers.get("Content-Length")
