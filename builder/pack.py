@@ -29,6 +29,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest, Totals
 from ..schemas.progress import Progress
+from ..schemas.sizes import DEFAULT_SHARD_BYTES
 from ..schemas.states import Codec
 from .index_store import index_schema, write_index
 from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, open_folder, recoding_bytes
@@ -56,7 +57,7 @@ class PackedAlreadyError(UsageError):
 class PackSettings:
     """How to pack; all but `workers` decide the bytes."""
 
-    shard_size_bytes: int = 2_000_000_000
+    shard_size_bytes: int = DEFAULT_SHARD_BYTES
     workers: int = 1
     shuffle_seed: int | None = None
     shard_multiple: int = 1

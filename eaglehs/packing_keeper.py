@@ -16,6 +16,7 @@ from .schemas.errors import DataError, UsageError
 from .schemas.ledger import LedgerEntry
 from .schemas.progress import Progress
 from .schemas.run import Packing, RunRecord
+from .schemas.sizes import DEFAULT_SHARD_BYTES
 from .schemas.states import Codec
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class PackOptions:
     """Where and how to pack while extracting."""
 
     dataset: Path
-    shard_size_bytes: int = 2_000_000_000
+    shard_size_bytes: int = DEFAULT_SHARD_BYTES
     shuffle_seed: int | None = None
     shard_multiple: int = 1
     codec: Codec = Codec.PLAIN

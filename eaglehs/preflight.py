@@ -17,14 +17,11 @@ from .schemas.errors import StorageError
 from .schemas.ledger import LedgerEntry, SampleStatus
 from .schemas.manifest import DatasetFolder
 from .schemas.prompt import Prompt
-from .schemas.sizes import format_size
+from .schemas.sizes import DEFAULT_SHARD_BYTES, format_size
 from .schemas.states import Codec
 
 if TYPE_CHECKING:
     from .builder.plan import DatasetLayout, Plan
-
-PLAIN_SHARD_BYTES = 2_000_000_000
-"""What `pack` takes by default; the number of shards is told by it where no --pack is given."""
 
 DRAINED_SHARDS = 3
 """Shards that must fit where finished ones are sent away: one that fills, one that is sent, one that waits."""
@@ -181,7 +178,7 @@ def _plan(job: Job) -> Plan:
 
     planned = [PlannedSample(key=p.key, id=p.id, source=p.source, num_tokens=p.num_tokens) for p in job.prompts]
     if job.pack is None:
-        return plan_dataset(planned, job.layout, shard_size_bytes=PLAIN_SHARD_BYTES)
+        return plan_dataset(planned, job.layout, shard_size_bytes=DEFAULT_SHARD_BYTES)
     return plan_dataset(
         planned,
         job.layout,

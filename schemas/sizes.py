@@ -7,6 +7,9 @@ import re
 from .counts import counted
 from .errors import UsageError
 
+DEFAULT_SHARD_BYTES = 2_000_000_000
+"""Upper bound of a shard file where no other is given."""
+
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
