@@ -30,10 +30,10 @@ from eaglehs.schemas.progress import Silent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.builder.test_pack import files
 from tests.builder.test_planes import KINDS, states_of
 from tests.factories.coded import PLANES, small_blocks
 from tests.factories.datasets import SyntheticDataset
+from tests.factories.packed import files
 from tests.factories.readable import assert_all_samples, assert_same_sample
 from tests.factories.runs import SyntheticRun, finish_sample, make_run
 

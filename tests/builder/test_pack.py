@@ -1,71 +1,25 @@
 """Pack: whatever the samples, sizes and workers, a tar reader finds the source bits, and equal input is equal bytes."""
 
 import hashlib
-import io
 import json
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from eaglehs.builder.index_store import read_index
-from eaglehs.builder.pack import NothingToPackError, PackSettings, pack_run
+from eaglehs.builder.pack import NothingToPackError
 from eaglehs.builder.run_reader import UnfinishedRunError
 from eaglehs.builder.verify import verify_dataset
-from eaglehs.schemas.codec import loads, read_record
+from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.manifest import DatasetFolder, Manifest
-from eaglehs.schemas.progress import Silent
-from eaglehs.schemas.sample import SampleMeta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories.dumps import make_states
+from tests.factories.packed import SIZE, check_bits, files, members, pack
 from tests.factories.packing import pack_by_hand
-from tests.factories.runs import SyntheticRun, finish_sample, make_run, relist
-
-SIZE = 20_480
-
-
-def pack(run: SyntheticRun, out: Path, **settings: object):
-    return pack_run(run.root, out, PackSettings(**{"shard_size_bytes": SIZE, **settings}), Silent())
-
-
-def files(root: Path) -> dict[str, str]:
-    """Visible files of a dataset -> SHA-256."""
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
-    }
-
-
-def members(root: Path) -> dict[str, dict[str, bytes]]:
-    """Key -> column -> bytes, as Python's tarfile finds them in all shards, in order."""
-    found: dict[str, dict[str, bytes]] = {}
-    for path in sorted((root / "data").iterdir()):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                key, _, column = member.name.partition(".")
-                assert column not in found.setdefault(key, {})
-                found[key][column] = tar.extractfile(member).read()
-    return found
-
-
-def check_bits(run: SyntheticRun, root: Path, keys: list[str]) -> None:
-    found = members(root)
-    assert sorted(found) == sorted(keys)
-    for key in keys:
-        bits = run.bits(key)
-        meta = loads(SampleMeta, found[key]["meta.json"].decode(), where=key)
-        assert (meta.key, meta.id, meta.num_tokens) == (key, run.prompt(key).id, len(bits["input_ids"]))
-        assert meta.next_token == run.next_tokens[key]
-        columns = {column.removesuffix(".npy").removesuffix(".bf16"): column for column in found[key]}
-        assert list(columns) == ["meta.json", *bits]
-        for name, wanted in bits.items():
-            array = np.load(io.BytesIO(found[key][columns[name]]))
-            assert array.dtype == wanted.dtype
-            assert np.array_equal(array, wanted)
+from tests.factories.runs import finish_sample, make_run, relist
 
 
 @given(

@@ -11,25 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from eaglehs.builder import shard_packer
-from eaglehs.builder.pack import NothingToPackError, PackSettings, pack_run
+from eaglehs.builder.pack import NothingToPackError
 from eaglehs.builder.pack_folder import ForeignFolderError, NoSpaceError
 from eaglehs.builder.pack_state import locked
 from eaglehs.builder.prompt_table import PromptTable
 from eaglehs.builder.run_reader import Run
 from eaglehs.builder.verify import verify_dataset
 from eaglehs.schemas.errors import RecordError, StorageError, UsageError
-from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.prompt import Prompt
 
-from tests.builder.test_pack import check_bits, files
 from tests.factories.dumps import make_prompt
-from tests.factories.runs import SyntheticRun, change_record, make_run, relist, write_prompts_file
-
-SIZE = 20_480
-
-
-def pack(run: SyntheticRun, out: Path, **settings: object):
-    return pack_run(run.root, out, PackSettings(**{"shard_size_bytes": SIZE, **settings}), Silent())
+from tests.factories.packed import check_bits, files, pack
+from tests.factories.runs import change_record, make_run, relist, write_prompts_file
 
 
 def resave(path: Path, **changes: object) -> None:

@@ -10,19 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.verify import verify_dataset
-from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.states import Codec
 
-from tests.builder.test_pack import files
+from tests.factories.packed import SIZE, files, pack
 from tests.factories.runs import SyntheticRun, make_run
-
-SIZE = 20_480
-
-
-def pack(run: SyntheticRun, out: Path, **settings: object):
-    return pack_run(run.root, out, PackSettings(**{"shard_size_bytes": SIZE, **settings}), Silent())
 
 
 def times(root: Path) -> dict[str, int]:
