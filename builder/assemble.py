@@ -11,7 +11,7 @@ T tokens. What is refused here, at the writer's border, `verify` refuses at the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,7 @@ def _scan(key: str, dump: Dump, ids_T: IdsT, layout: DatasetLayout, checks: dict
         if spec.name in dump.arrays:
             take = partial(_take_rows, checks[spec.name], spec) if spec.is_state else ids.extend
             place = dump.arrays[spec.name]
-            regions.append(_region(place.offset, place.length, spec, take))
+            regions.append(Region(offset=place.offset, length=place.length, row_bytes=spec.row_bytes, take=take))
     regions.sort(key=lambda region: region.offset)
     try:
         with dump.path.open("rb") as file:
@@ -173,10 +173,6 @@ def _scan(key: str, dump: Dump, ids_T: IdsT, layout: DatasetLayout, checks: dict
         raise DumpUnreadableError(dump.path, f"can't be read: {fault.strerror or fault}") from None
     _check_ids(key, dump, np.frombuffer(ids, dtype="<i4"), ids_T)
     return DumpRef(name=dump.path.name, size_bytes=size_bytes, xxh3_128=digest.hexdigest())
-
-
-def _region(offset: int, length: int, spec: ArraySpec, take: Callable[[memoryview], object]) -> Region:
-    return Region(offset=offset, length=length, row_bytes=spec.row_bytes, take=take)
 
 
 def _take_rows(check: StateCheck, spec: ArraySpec, block: memoryview) -> None:

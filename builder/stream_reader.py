@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from pathlib import Path
 
 from ..schemas.errors import UsageError
 from ..schemas.index import IndexRow
@@ -78,7 +77,7 @@ class SampleReader:
             return StagedLoader(reader, self._wanted, "shared", self._new_arena(num_workers))
         if staging == "map":
             assert isinstance(reader, LocalReader), "mapping what is remote is refused when the stream is opened"
-            return MappedLoader(reader, self._path_of, self._wanted)
+            return MappedLoader(reader, self._catalog.shard_path, self._wanted)
         memory: Memory = "pinned" if staging == "pinned" else "arena"
         return StagedLoader(reader, self._wanted, memory, self._own_arena() if memory == "arena" else None)
 
@@ -91,6 +90,3 @@ class SampleReader:
         reads = plan_reads(largest, self._wanted.arrays, self._wanted.max_tokens)
         # one with the loop and one being read, however large
         return Arena(max(self._reading.prefetch_bytes // num_processes, 2 * reads.block_bytes + 2**20))
-
-    def _path_of(self, row: IndexRow) -> Path:
-        return self._catalog.shard_path(row)
