@@ -270,6 +270,26 @@ def test_a_dump_that_changes_between_its_check_and_its_copy_is_set_aside(tmp_pat
     check_bits(run, tmp_path / "d", ["p0", "p2"])
 
 
+def test_a_disk_that_fails_under_a_dump_is_not_blamed_on_the_shard(tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "run", lengths=[12] * 3)
+    real = shard_packer.write_sample
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def fail_behind_the_check(writer, placed, meta, prompt, dumps) -> None:
+        with monkeypatch.context() as patch:
+            if placed.key == "p1":
+                patch.setattr(os, "preadv", fail)
+            real(writer, placed, meta, prompt, dumps)
+
+    monkeypatch.setattr(shard_packer, "write_sample", fail_behind_the_check)
+    [item] = pack(run, tmp_path / "d").set_aside
+    assert item.key == "p1"
+    assert f"{run.dumps_of('p1')[0]}: can't be read: Input/output error" in item.reason
+    check_bits(run, tmp_path / "d", ["p0", "p2"])
+
+
 def test_many_small_dumps_start_quickly_and_stay_small_in_memory(tmp_path: Path):
     prompts = [make_prompt(f"k{i}", 1) for i in range(20_000)]
     write_prompts_file(tmp_path / "p", prompts)
