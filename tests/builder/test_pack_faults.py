@@ -1,6 +1,7 @@
 """Bad dumps are set aside with id and reason, the rest is packed; what is not the pack's own is never touched."""
 
 import errno
+import fcntl
 import os
 import random
 import re
@@ -187,6 +188,16 @@ def test_random_damage_to_a_run_is_named_or_harmless_and_never_packed_wrong(tmp_
 def test_two_packs_into_one_folder_lock_each_other_out(tmp_path: Path):
     run = make_run(tmp_path / "run")
     with locked(tmp_path / "d"), pytest.raises(UsageError, match="another eaglehs is packing"):
+        pack(run, tmp_path / "d")
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StorageError, match=r"/d can't be locked: Function not implemented.* -o flock"):
         pack(run, tmp_path / "d")
 
 
