@@ -197,6 +197,16 @@ def test_whole_shards_are_kept_in_a_folder_and_read_from_there(dataset, server: 
     assert sorted(name for name in left if not name.startswith(".")) == [shard.name for shard in dataset.shards]
 
 
+def test_what_a_killed_process_was_bringing_is_removed(dataset, server: RangeServer, tmp_path: Path):
+    samples = stream(server.url, cache_dir=tmp_path)
+    folder = tmp_path / samples._catalog.fingerprint / "data"
+    folder.mkdir(parents=True)
+    (folder / ".train-00001.tar.4711.part").write_bytes(b"half of it")
+    (folder / ".train-00009.tar.4711.part").write_bytes(b"of a shard that is not wanted now")
+    assert_all_samples(list(samples), dataset)
+    assert [path.name for path in folder.glob(".*.part")] == [".train-00009.tar.4711.part"]
+
+
 def test_a_damaged_shard_is_not_kept(dataset: SyntheticDataset, tmp_path: Path):
     server = start_range_server(dataset.root)
     server.every(1, flip=600)
