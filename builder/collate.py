@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.states import INPUT_IDS
 from .decode import DecodedSample, decode, is_decoded
+from .stream import HiddenStateStream
 
 _PADDED_DTYPES = {INPUT_IDS: torch.int64}
 """Dtypes that differ from the sample's: embeddings take int64 ids. All else keeps its own, bfloat16 above all."""
@@ -54,7 +56,15 @@ def collate(samples: Sequence[Mapping[str, Any]], *, max_tokens: int | None = No
     batch |= {name: _padded([sample[name] for sample in decoded], lengths, name) for name in names}
     batch["attention_mask"] = _mask(lengths)
     batch["lengths"] = torch.tensor(lengths, dtype=torch.int64)
+    _tell_stream()
     return batch
+
+
+def _tell_stream() -> None:
+    """Let the stream that this DataLoader worker reads know of a batch: it can't resume by a count of other ones."""
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, HiddenStateStream):
+        info.dataset.note_batch()
 
 
 def _padded(tensors: Sequence[torch.Tensor], lengths: Sequence[int], name: str) -> torch.Tensor:

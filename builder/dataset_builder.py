@@ -12,9 +12,10 @@ modules, with the real ones.
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import datasets
 import torch
@@ -22,8 +23,10 @@ import torch
 from ..schemas.errors import DataError, UsageError
 from ..schemas.states import PLANES_SUFFIX, Codec, is_state_name, layers_of
 from .decode import DecodedSample, column_of, decode
+from .file_map import ShardCutError
 from .sample_reads import choose_arrays
 from .shard_samples import local_layout, local_samples
+from .tar_header import BLOCK
 
 
 @dataclass
@@ -61,18 +64,17 @@ class HiddenStates(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # `da
             raise UsageError(f"max_tokens is {self.config.max_tokens}", mend="Give 1 or more")
         splits = []
         for name, shards in dl_manager.download(self.config.data_files).items():
-            archives = [dl_manager.iter_archive(shard) if _is_remote(shard) else None for shard in shards]
-            if archives[0] is None:  # before there are workers, of which each sees some of the shards
+            if not _is_remote(shards[0]):  # before there are workers, of which each sees some of the shards
                 self._check_alike(next(self._local(shards[0])), shards[0])
-            splits.append(datasets.SplitGenerator(name=name, gen_kwargs={"shards": list(shards), "archives": archives}))
+            splits.append(datasets.SplitGenerator(name=name, gen_kwargs={"shards": list(shards)}))
         return splits
 
-    def _generate_shards(self, shards: list[str], archives: list[Any]) -> Iterator[str]:  # noqa: ARG002 - one signature
+    def _generate_shards(self, shards: list[str]) -> Iterator[str]:
         yield from shards
 
-    def _generate_examples(self, shards: list[str], archives: list[Any]) -> Iterator[tuple[str, DecodedSample]]:
-        for shard, archive in zip(shards, archives, strict=True):
-            for sample in self._local(shard) if archive is None else self._remote(archive):
+    def _generate_examples(self, shards: list[str]) -> Iterator[tuple[str, DecodedSample]]:
+        for shard in shards:
+            for sample in self._remote(shard) if _is_remote(shard) else self._local(shard):
                 self._check_alike(sample, shard)
                 yield f"{shard}:{sample['key']}", sample
 
@@ -92,16 +94,20 @@ class HiddenStates(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # `da
         arrays = choose_arrays(self.config.states, layout.layers)
         return local_samples(shard, layout, arrays, max_tokens=self.config.max_tokens)
 
-    def _remote(self, archive: Iterable[tuple[str, Any]]) -> Iterator[DecodedSample]:
+    def _remote(self, shard: str) -> Iterator[DecodedSample]:
         states = self.config.states
         wanted = None
         if states is not None:
             arrays = choose_arrays(states, layers_of(states))
             wanted = {column_of(name, codec) for name in arrays for codec in Codec}
         T = self.config.max_tokens
-        for row in _rows(archive, wanted):
-            sample = decode(row)
-            yield {name: value[:T] if isinstance(value, torch.Tensor) else value for name, value in sample.items()}
+        try:
+            for row in _rows(_members(shard), wanted):
+                sample = decode(row)
+                yield {name: value[:T] if isinstance(value, torch.Tensor) else value for name, value in sample.items()}
+        except tarfile.ReadError as fault:
+            why = "It was cut, or is no tar"
+            raise ShardCutError(f"{shard}: {fault}", why=why, mend="Copy the shard again") from None
 
     def download_and_prepare(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: Arrow has no bfloat16, and a copy of the whole set in a cache is not wanted.
@@ -113,6 +119,23 @@ class HiddenStates(datasets.GeneratorBasedBuilder):  # type: ignore[misc]  # `da
             "HiddenStates streams and prepares no copy",
             mend="Call as_streaming_dataset(split='train'), or use load_dataset, which needs no code of ours",
         )
+
+
+def _members(shard: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield name and content of each member of a remote shard, which is read as a stream.
+
+    Raises:
+        ShardCutError: it ends between two members, which tar readers take for the end.
+        tarfile.ReadError: it ends within one.
+    """
+    with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r|") as archive:  # noqa: PTH123 - see above
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None:
+                yield member.name, content
+            archive.members = []  # type: ignore[attr-defined]  # typeshed lacks it; or it would keep them all
+        if not (archive.fileobj and archive.fileobj.read(BLOCK)):  # one block of zeros was read, another must be
+            raise ShardCutError(f"{shard}: it ends without the zeros that end a tar", mend="Copy the shard again")
 
 
 def _rows(archive: Iterable[tuple[str, Any]], wanted: set[str] | None) -> Iterator[dict[str, Any]]:

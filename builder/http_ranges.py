@@ -25,6 +25,7 @@ from .shard_source import DatasetMismatchError
 _SLICE_BYTES = 1024 * 1024
 """What a reset can lose at most."""
 
+GO_ON = "Go on from the stream's state_dict once the server answers"
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -38,11 +39,6 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 class RemoteReadError(StorageError):
     """A range of a remote file can't be had."""
-
-    def __init__(self, url: str, place: str, what: str, *, mend: str = "") -> None:
-        """`place` names the range."""
-        self.url = shown(url)
-        super().__init__(f"{self.url}, {place}: {what}", mend=mend)
 
 
 class RemoteMissingError(StorageError):
@@ -109,9 +105,7 @@ class RangeClient:
                     what = f"{_reason(fault)}, after {counted(done, 'byte')}"
                     if not isinstance(fault, ssl.SSLCertVerificationError):
                         what += f" and {counted(patience.failures, 'try', 'tries')} in a row"
-                    raise RemoteReadError(
-                        file.url, place, what, mend="Go on from the stream's state_dict once the server answers"
-                    ) from None
+                    raise unread(file.url, place, what, mend=GO_ON) from None
 
     def fetch(self, file: HttpFile) -> bytes:
         """Return a small file whole; errors as `read_into`."""
@@ -123,7 +117,7 @@ class RangeClient:
                 self._check_whole(response, content)
             except _FAULTS as fault:
                 if not self._waits_out(file, fault, patience):
-                    raise RemoteReadError(file.url, "the whole file", _reason(fault)) from None
+                    raise unread(file.url, "the whole file", _reason(fault)) from None
             else:
                 return content
 
@@ -172,7 +166,7 @@ class RangeClient:
                 continue
             self._connections.drop(url)
             self._refuse(file, url, response)
-        raise RemoteReadError(file.url, "any range", f"redirected more than {counted(_MAX_REDIRECTS, 'time')}")
+        raise unread(file.url, "any range", f"redirected more than {counted(_MAX_REDIRECTS, 'time')}")
 
     def _refuse(self, file: HttpFile, url: str, response: http.client.HTTPResponse) -> None:
         """Raise what an answer means."""
@@ -189,14 +183,14 @@ class RangeClient:
             raise cls(f"{shown(file.url)}: {said}", why=why, mend=mend)
         if status == 416:
             raise _wrong_size(file, response.headers.get("Content-Range", "").rpartition("/")[2])
-        raise RemoteReadError(file.url, "a range", said)
+        raise unread(file.url, "a range", said)
 
     def _check_range(self, file: HttpFile, response: http.client.HTTPResponse, offset: int, length: int) -> None:
         if response.status == 200:
             if offset == 0 and response.headers.get("Content-Length") == str(length):
                 return
             self._connections.drop(self._moved.get(file.url, file.url))
-            raise RemoteReadError(
+            raise unread(
                 file.url,
                 f"bytes {offset} to {offset + length}",
                 "the server gives whole files and no ranges",
@@ -204,12 +198,20 @@ class RangeClient:
             )
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
         if match is None:
-            raise RemoteReadError(file.url, "a range", "206 without a Content-Range")
+            raise unread(file.url, "a range", "206 without a Content-Range")
         if match[3] != "*" and file.size_bytes is not None and int(match[3]) != file.size_bytes:
             self._connections.drop(self._moved.get(file.url, file.url))
             raise _wrong_size(file, match[3])
         if (int(match[1]), int(match[2])) != (offset, offset + length - 1):
             raise _TryAgainError(f"asked for bytes {offset} to {offset + length}, got {match[0]}")
+
+
+def unread(url: str, place: str, what: str, *, mend: str = "") -> RemoteReadError:
+    """Return the error of a range, which `place` names.
+
+    The class itself is made of one text: a DataLoader makes the error of a worker anew from that, or a RuntimeError.
+    """
+    return RemoteReadError(f"{shown(url)}, {place}: {what}", mend=mend)
 
 
 def _told(headers: http.client.HTTPMessage) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from ..schemas.atomic import sync_folder
 from ..schemas.codec import read_record
 from ..schemas.counts import counted
 from ..schemas.errors import RecordError, StorageError, UsageError
-from ..schemas.folder_lock import LOCK_FILENAME
+from ..schemas.locks import LOCK_FILENAME
 from ..schemas.manifest import DatasetFolder, Manifest
 from ..schemas.sizes import format_size
 from ..schemas.states import Codec

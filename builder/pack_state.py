@@ -24,8 +24,8 @@ import pyarrow as pa
 from ..schemas import codec
 from ..schemas.atomic import make_folder, staged
 from ..schemas.errors import DataError, RecordError
-from ..schemas.folder_lock import hold_folder
 from ..schemas.index import IndexRow
+from ..schemas.locks import hold_folder
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from .index_store import index_schema, index_table, read_index_head, read_index_table, write_index
 from .plan import DatasetLayout

@@ -16,11 +16,13 @@ from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from ..schemas.sample import SampleMeta
 from .http_connection import shown
-from .http_ranges import HttpFile, RangeClient, RemoteMissingError, RemoteReadError
+from .http_ranges import GO_ON, HttpFile, RangeClient, RemoteMissingError, RemoteRefusedError, unread
 from .retries import Patience, RetryPolicy
 from .shard_head import first_meta_of
 from .shard_source import DatasetMismatchError, SeenShards, check_first_sample
 from .tar_reader import OpenShard
+
+_CHECK_STORE = "Check the address, and the login and endpoint in the store's own configuration"
 
 _HEAD_BYTES = 64 * 1024
 """Holds the first sample's meta.json, which is a few kB."""
@@ -121,8 +123,12 @@ class FsspecPlace:
             RemoteMissingError, StorageError: as `Place.fetch`.
         """
         system, root = _system(self.url)
-        with _naming(f"{self.name}/{name}"):
-            content: bytes = system.cat_file(f"{root}/{name}")
+        where = f"{self.name}/{name}"
+        try:
+            with _naming(where):
+                content: bytes = system.cat_file(f"{root}/{name}")
+        except _StoreError as fault:
+            raise StorageError(f"{where} can't be read: {fault.what}", mend=_CHECK_STORE) from None
         return content
 
     def open(self) -> RangeReader:
@@ -135,35 +141,36 @@ class _FsspecReader:
         self._place = place
         self._system, self._root = _system(place.url)
         self._is_closed = threading.Event()
-        self._sizes: dict[str, int] = {}
+        self._sized: set[str] = set()
 
     def read_into(self, name: str, size_bytes: int, offset: int, target: memoryview) -> None:
         path, where = f"{self._root}/{name}", f"{self._place.name}/{name}"
         patience = Patience(self._place.policy, self._is_closed)
         while True:
             try:
-                if name not in self._sizes:
-                    self._sizes[name] = int(self._system.size(path))
-                    _check_size(where, self._sizes[name], size_bytes)
-                content = self._system.cat_file(path, start=offset, end=offset + len(target))
-            except FileNotFoundError:
-                raise RemoteMissingError(f"{where}: there is no such file") from None
-            except OSError as fault:
+                self._check_size(name, path, where, size_bytes)
+                with _naming(where):
+                    content = self._system.cat_file(path, start=offset, end=offset + len(target))
+            except _StoreError as fault:
                 if not patience.wait():
-                    raise RemoteReadError(self._place.url, f"{name}, bytes {offset}", str(fault)[:200]) from None
+                    raise unread(self._place.url, f"{name}, bytes {offset}", fault.what, mend=GO_ON) from None
                 continue
             if len(content) == len(target):
                 target[:] = content
                 return
             if not patience.wait():
-                raise RemoteReadError(
-                    self._place.url,
-                    f"{name}, bytes {offset}",
-                    f"{len(content):,} of {counted(len(target), 'byte')} came",
-                )
+                came = f"{len(content):,} of {counted(len(target), 'byte')} came"
+                raise unread(self._place.url, f"{name}, bytes {offset}", came, mend=GO_ON)
 
     def close(self) -> None:
         self._is_closed.set()
+
+    def _check_size(self, name: str, path: str, where: str, size_bytes: int) -> None:
+        if name not in self._sized:
+            with _naming(where):
+                size = int(self._system.size(path))
+            _check_size(where, size, size_bytes)
+            self._sized.add(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,14 +258,28 @@ def _system(url: str) -> tuple[Any, str]:
         system, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as fault:
         raise StorageError(f"{shown(url)} can't be opened: {fault}", mend="Install the package that it names") from None
+    except Exception as fault:  # noqa: BLE001 - a client that logs in at once has errors of its own
+        raise StorageError(f"{shown(url)} can't be opened: {_StoreError(fault).what}", mend=_CHECK_STORE) from None
     return system, root.rstrip("/")
+
+
+class _StoreError(Exception):
+    """A store's client failed; what it wants may work later."""
+
+    def __init__(self, fault: Exception) -> None:
+        text = str(fault)[:200]
+        self.what = text if type(fault) is OSError and text else f"{type(fault).__name__}: {text}"
+        super().__init__(self.what)
 
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
+    """Tell what a store's client raises: a missing or refused file, else a _StoreError."""
     try:
         yield
     except FileNotFoundError:
         raise RemoteMissingError(f"{where}: there is no such file") from None
-    except OSError as fault:
-        raise StorageError(f"{where} can't be read: {str(fault)[:200]}") from None
+    except PermissionError as fault:
+        raise RemoteRefusedError(f"{where}: the store refuses it ({str(fault)[:200]})", mend=_CHECK_STORE) from None
+    except Exception as fault:  # noqa: BLE001 - only clients' code is inside; botocore's and gcsfs' errors are no OSError
+        raise _StoreError(fault) from None

@@ -3,8 +3,8 @@
 epoch_order     all samples, shuffled by seed and epoch alone
 rank_part       of every world_size samples in turn, one: ranks stay in step in one common order, and who gets which is
                 chosen so that all see about as many tokens
-worker_part     of what is left of the rank's part, every num_workers-th: a DataLoader asks its workers in turn, so the
-order that the training loop sees is the rank's, whatever the number of workers
+worker_part     of what is left of the rank's part, every num_workers-th batch: a DataLoader asks its workers in turn
+for one, so the order that the training loop sees is the rank's, whatever the number of workers
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def _balanced(order: Order, num_tokens: Order, ranks: Ranks) -> Order:
     return rounds[np.arange(len(rounds)), chosen]
 
 
-def worker_part(part: Order, worker: int, num_workers: int) -> Order:
-    """Return the samples of one worker of a rank."""
-    return part[worker::num_workers]
+def worker_part(part: Order, worker: int, num_workers: int, batch_size: int = 1) -> Order:
+    """Return the samples of one worker of a rank: whole batches, of which the last of all may be short."""
+    own: Order = part[np.arange(len(part)) // batch_size % num_workers == worker]
+    return own

@@ -1,7 +1,7 @@
 """Whole shards of a remote dataset, kept in a local folder: fetched when first needed, checked, then read from disk.
 
 A shard appears under its name only when it is whole and has the manifest's sha256, so what is in the folder is trusted.
-Processes that share the folder fetch each shard once. Nothing is ever removed.
+Processes that share the folder fetch each shard once. Nothing is ever removed but what killed ones left half-way.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..schemas.errors import StorageError
 from ..schemas.index import IndexRow
 from .remote_shards import RemoteReader, RemoteShards
 from .shard_source import DatasetMismatchError, LocalShards
+from .tar_writer import write_all
 
 _PIECE_BYTES = 8 * 1024 * 1024
 
@@ -79,6 +80,8 @@ class CachedReader:
             with self._locks[shard], path.with_name(f".{path.name}.lock").open("wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be bringing it
                 if not path.exists():
+                    for part in path.parent.glob(f".{path.name}.*.part"):
+                        part.unlink()  # a killed process left it: who still writes one holds the lock
                     self._fetch(shard, path)
         except OSError as fault:
             raise StorageError(
@@ -92,9 +95,9 @@ class CachedReader:
             os.truncate(handle, size)
 
             def piece(offset: int) -> None:
-                content = bytearray(min(_PIECE_BYTES, size - offset))
-                self._remote.read_into(shard, offset, memoryview(content))
-                os.pwrite(handle, content, offset)
+                content = memoryview(bytearray(min(_PIECE_BYTES, size - offset)))
+                self._remote.read_into(shard, offset, content)
+                write_all(handle, content, offset)
 
             with ThreadPoolExecutor(self._cached.shards.connections) as pool:
                 for _ in pool.map(piece, range(0, size, _PIECE_BYTES)):

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from ..schemas.sample import SampleMeta, meta_content
+from .dump_zip import DumpUnreadableError
 from .file_scan import BLOCK_BYTES
 from .plan import META, MemberPlan, PlacedSample, ShardPlan
 from .sequential_file import SequentialFile
@@ -39,7 +40,8 @@ class ShardStream:
         Raises:
             SourceCutError: a dump ended before the range that was promised.
             SourceChangedError: an array has another hash than `meta` says.
-            OSError: a dump can't be read, or the shard not be written.
+            DumpUnreadableError: a dump can't be read.
+            OSError: the shard can't be written.
         """
         for member in placed.members:
             self._zeros_to(member.header_offset)
@@ -83,7 +85,10 @@ class ShardStream:
         done = 0
         while done < source.length:
             room = self._out.room(min(source.length - done, BLOCK_BYTES))
-            count = os.preadv(source.handle, [room], source.offset + done)
+            try:
+                count = os.preadv(source.handle, [room], source.offset + done)
+            except OSError as fault:  # told apart here from those of the shard's own disk
+                raise DumpUnreadableError(source.path, f"can't be read: {fault.strerror or fault}") from None
             if count == 0:
                 raise source_cut(source, done)
             digest.update(room[:count])

@@ -55,6 +55,7 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
     rank: int | None = None,
     world_size: int | None = None,
     remainder: Remainder = "keep",
+    batch_size: int = 1,
     staging: Staging = "auto",
     prefetch_bytes: int | str = "1GB",
     verify: bool | None = None,
@@ -80,6 +81,9 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         world_size: see `rank`. Ranks see about as many tokens each (builder/sample_order.py).
         remainder: `keep` gives each sample once, so that some ranks may see one more; `drop` and `repeat` let all
             ranks end together.
+        batch_size: that of a DataLoader with workers. It asks its workers for a batch in turn, so each reads whole
+            batches, and the loop sees the rank's order; with another one here it sees the same samples in another
+            order, and can't resume by their count. Of no effect without workers.
         staging: where samples lie: see builder/stream_options.py. The default fits.
         prefetch_bytes: how much is read ahead of the loop, as bytes or `"1GB"`.
         verify: hold each array that is read whole against its checksum. None does so for remote datasets.
@@ -96,7 +100,7 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         StorageError: a server or the Hub does not answer, or refuses.
     """
     check_numbers(max_tokens=(max_tokens, 1), shuffle_seed=(shuffle_seed, 0), epoch=(epoch, 0))
-    check_numbers(connections=(connections, 1))
+    check_numbers(connections=(connections, 1), batch_size=(batch_size, 1))
     ranks = choose_ranks(rank, world_size, remainder)
     cache = None if cache_dir is None else Path(cache_dir)
     remote = RemoteOptions(revision=revision, connections=connections, cache_dir=cache)
@@ -106,6 +110,7 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         max_tokens=max_tokens,
         shuffle_seed=shuffle_seed,
         ranks=ranks,
+        batch_size=batch_size,
     )
     kind = DatasetKind(is_remote=opened.is_remote, codec=opened.catalog.manifest.codec)
     reading = choose_reading(staging, prefetch_bytes, verify=verify, device=device, kind=kind)
@@ -117,7 +122,8 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
 
     Tensors are views of the mapped shard, or of memory that is read into again once nothing refers to it: they stay
     valid for as long as they are held, and what the loop holds on to is memory that it has to pay for.
-    With `DataLoader` use `batch_size=None`, or any batch size with `collate_fn=eaglehs.collate`.
+    With `DataLoader` use `batch_size=None`, or any batch size with `collate_fn=eaglehs.collate`, and if it has workers
+    give that batch size to `stream` too.
     """
 
     def __init__(self, opened: OpenedDataset, selection: Selection, reading: Reading, epoch: int) -> None:
@@ -128,6 +134,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         self._cursor = SharedCursor(epoch)
         self._pass: Pass | None = None
         self._worker_pass: Pass | None = None
+        self._num_batched = 0
         self._parts: dict[int, Order] = {}
         self._part(epoch)  # `drop` with too few samples is refused here, not in the training loop
 
@@ -146,7 +153,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         return len(self._part(self.epoch))
 
     def __iter__(self) -> Iterator[DecodedSample]:
-        """Yield this rank's samples of the epoch, in a DataLoader worker every num_workers-th of them.
+        """Yield this rank's samples of the epoch, in a DataLoader worker every num_workers-th batch of them.
 
         Raises:
             DatasetMismatchError: a shard is of another packing, or was written again after the stream was opened.
@@ -158,6 +165,13 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         """
         info = get_worker_info()
         return self._read(None, 0) if info is None else self._read(info.id, info.num_workers)
+
+    def note_batch(self) -> None:
+        """Take note, in a DataLoader worker, that a batch was made of what it read since the last; `collate` does."""
+        info = get_worker_info()
+        if info is not None and self._pass is not None:
+            self._cursor.note_batch(info.id, self._pass.taken - self._num_batched)
+            self._num_batched = self._pass.taken
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read `epoch` from its start; the epoch that a loaded state is in keeps its position.
@@ -178,11 +192,13 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         worker, by a loader that keeps the state of each, it returns that worker's.
 
         Raises:
-            UsageError: workers read the stream and no count is given; or the count is more than an epoch.
+            UsageError: workers read the stream and no count is given; they made batches of another size than the
+                stream's; or the count is more than an epoch.
         """
         own = self._state()
         if own.worker is None:
             if num_consumed is not None:
+                self._check_batches(num_consumed)
                 own = replace(own, epoch=self.epoch, position=self._cursor.position + num_consumed)
             elif self._cursor.is_read_by_workers:
                 raise UsageError(
@@ -228,14 +244,26 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
     def _read(self, worker: int | None, num_workers: int) -> Iterator[DecodedSample]:
         """Yield the samples of one reader: `worker` of `num_workers`, or all of them where there are no workers."""
         self._pass = begun = self._begin(worker)
+        self._num_batched = begun.taken
         part = self._part(begun.epoch)[begun.position :]
-        part = worker_part(part, worker or 0, num_workers or 1)[begun.taken :]
+        part = worker_part(part, worker or 0, num_workers or 1, self._selection.batch_size)[begun.taken :]
         rows = (self._catalog.rows[number] for number in part)
         with closing(self._reader.read(rows, len(part), num_workers=num_workers)) as samples:
             for taken, sample in enumerate(samples, start=begun.taken + 1):
                 self._pass = replace(begun, taken=taken)
                 yield sample
                 del sample  # else its memory would be held while the next is waited for
+
+    def _check_batches(self, num_consumed: int) -> None:
+        """Refuse a count of samples from workers that are not the next ones of the rank's order."""
+        found, own = self._cursor.batch_size, self._selection.batch_size
+        is_full = found >= min(own, len(self) - self._cursor.position)
+        if num_consumed and found and (found > own or not is_full):
+            raise UsageError(
+                f"DataLoader workers make batches of {counted(found, 'sample')}, the stream reads for batches of {own}",
+                why="The loop has not taken the next samples in order: after a resume some would be lost or seen twice",
+                mend=f"Give the DataLoader's batch size to the stream: eaglehs.stream(..., batch_size={found})",
+            )
 
     def _read_whole(self) -> Iterator[DecodedSample]:
         """Yield all: `datasets` gives a dataset of one shard, as this is, to one of its workers alone."""
@@ -265,6 +293,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
             worker=None if info is None else info.id,
             num_workers=0 if info is None else info.num_workers,
             taken=0 if info is None else here.taken,
+            batch_size=1 if info is None else self._selection.batch_size,
         )
 
     def _part(self, epoch: int) -> Order:

@@ -31,6 +31,8 @@ class Selection:
     max_tokens: int | None
     shuffle_seed: int | None
     ranks: Ranks
+    batch_size: int
+    """Samples that a DataLoader takes from one worker before it asks the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

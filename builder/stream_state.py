@@ -44,6 +44,9 @@ class StreamState:
     taken: int = 0
     """Samples that this worker has handed out since `position`."""
 
+    batch_size: int = 1
+    """Samples that each worker reads in one go; by this, too, it depends which are this worker's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -82,7 +85,9 @@ def check_same_stream(loaded: StreamState, own: StreamState) -> None:
 
 
 def _reader(state: StreamState) -> str:
-    return "no worker" if state.worker is None else f"worker {state.worker} of {state.num_workers}"
+    if state.worker is None:
+        return "no worker"
+    return f"worker {state.worker} of {state.num_workers}, in batches of {state.batch_size}"
 
 
 class SharedCursor:
@@ -90,7 +95,7 @@ class SharedCursor:
 
     def __init__(self, epoch: int) -> None:
         """Begin at the start of `epoch`."""
-        self._cells = torch.zeros(_SLOTS + 2 * _MAX_READERS, dtype=torch.int64)
+        self._cells = torch.zeros(_SLOTS + 3 * _MAX_READERS, dtype=torch.int64)
         self._cells.share_memory_()  # type: ignore[no-untyped-call]  # torch has not typed it
         self._cells[_EPOCH] = epoch
         self._cells[_GENERATION] = 1
@@ -110,18 +115,28 @@ class SharedCursor:
         """Whether a worker has begun a pass since the epoch or position was last set."""
         return bool(self._cells[_IN_WORKERS])
 
+    @property
+    def batch_size(self) -> int:
+        """Samples of the largest batch that a worker has made since then; 0 where none has told of one."""
+        return int(self._batches.max())
+
+    def note_batch(self, worker: int, num_samples: int) -> None:
+        """Take note of a batch that the worker `worker` has made; each has a cell of its own, so none is lost."""
+        self._batches[worker] = max(num_samples, int(self._batches[worker]))
+
     def set(self, epoch: int, position: int) -> None:
         """Set where the next pass begins, in all processes."""
         self._cells[_EPOCH] = epoch
         self._cells[_POSITION] = position
         self._cells[_IN_WORKERS] = 0
+        self._batches[:] = 0
         self._cells[_GENERATION] += 1
 
     def begin(self, worker: int | None) -> Pass:
         """Begin a pass in this process, or in the worker `worker`: the first one at the position, later ones at 0."""
         reader = 0 if worker is None else 1 + worker
         generation, epoch = int(self._cells[_GENERATION]), self.epoch
-        used, begun = self._cells[_SLOTS : _SLOTS + _MAX_READERS], self._cells[_SLOTS + _MAX_READERS :]
+        used, begun = self._cells[_SLOTS:].view(-1, _MAX_READERS)[:2]
         position = self.position if int(used[reader]) != generation else 0
         is_again = position == 0 and int(begun[reader]) == 1 + epoch
         begun[reader] = 1 + epoch
@@ -132,3 +147,7 @@ class SharedCursor:
             used[0] = generation
             self._cells[_IN_WORKERS] = 1
         return Pass(epoch=epoch, position=position, is_again=is_again)
+
+    @property
+    def _batches(self) -> torch.Tensor:
+        return self._cells[_SLOTS + 2 * _MAX_READERS :]

@@ -20,9 +20,9 @@ from ..schemas.atomic import make_folder, staged, sync_folder
 from ..schemas.codec import read_record, write_record
 from ..schemas.counts import counted
 from ..schemas.errors import StorageError
-from ..schemas.folder_lock import hold_folder
 from ..schemas.keys import fan_out
 from ..schemas.ledger import Ledger, LedgerEntry, SampleStatus, cut_torn_line
+from ..schemas.locks import hold_folder
 from ..schemas.prompt import Prompt
 from ..schemas.run import EngineFacts, RunFolder, RunRecord, check_same_run
 from ..schemas.sample import CheckedSample

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import fsspec
@@ -126,6 +127,22 @@ def test_a_cut_shard_is_an_error_and_not_the_end_of_the_data(tmp_path: Path):
     shard.write_bytes(shard.read_bytes()[:-10_240])
     with pytest.raises(DataError, match=r"train-00001\.tar"):
         list(open_stream(dataset))
+
+
+def test_a_shard_behind_a_url_that_is_cut_anywhere_is_an_error_and_not_the_end_of_the_data(tmp_path: Path):
+    dataset, memory = make_dataset(tmp_path, shard_size_bytes=60_000), fsspec.filesystem("memory")
+    shard = dataset.shards[0]
+    content = shard.read_bytes()
+    with tarfile.open(shard) as archive:
+        borders = {member.name: member.offset for member in archive.getmembers()}
+    assert sum(name.endswith(".meta.json") for name in borders) > 1  # so that some are between two samples
+    memory.pipe("/cut/s.tar", content)
+    rows = HiddenStates(data_files={"train": ["memory://cut/s.tar"]}).as_streaming_dataset
+    assert list(rows(split="train"))
+    for end in [*borders.values(), max(borders.values()) + 700, len(content) // 2 + 1]:
+        memory.pipe("/cut/s.tar", content[:end])
+        with pytest.raises(DataError, match=r"memory:/+cut/s\.tar"):
+            list(rows(split="train"))
 
 
 def test_options_that_can_not_be_are_refused(dataset: SyntheticDataset):

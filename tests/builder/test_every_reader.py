@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import datasets
@@ -51,40 +51,43 @@ ways_to_pack = st.builds(
     world_size=st.integers(1, 4),
     stops=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=3),
     last_workers=st.integers(0, 3),
+    batch_size=st.integers(1, 4),
     epoch=st.integers(0, 3),
     seed=st.none() | st.integers(0, 2),
 )
 def test_each_sample_is_streamed_once_for_any_ranks_workers_stops_and_epoch(
-    lengths, pack, staging, world_size, stops, last_workers, epoch, seed
+    lengths, pack, staging, world_size, stops, last_workers, batch_size, epoch, seed
 ):
     """`stops`: with how many workers the loop ran, and how many samples it took, before it was stopped."""
     with tempfile.TemporaryDirectory() as root:
         dataset = packed(Path(root), lengths, pack)
         seen = []
         for rank in range(world_size):
-            options = {"staging": staging, "shuffle_seed": seed, "rank": rank, "world_size": world_size}
+            options = {"staging": staging, "shuffle_seed": seed, "batch_size": batch_size}
+            options |= {"rank": rank, "world_size": world_size}
             samples, state = stream(dataset.root, epoch=epoch, **options), None
             for num_workers, wanted in stops:
-                taken = [kept(sample) for sample in islice(loop_over(samples, num_workers), wanted)]
+                taken = [kept(sample) for sample in islice(loop_over(samples, num_workers, batch_size), wanted)]
                 state = samples.state_dict(num_consumed=len(taken)) if num_workers else samples.state_dict()
                 seen += taken
                 samples = stream(dataset.root, **options)
                 samples.load_state_dict(state)
-            seen += [kept(sample) for sample in loop_over(samples, last_workers)]
+            seen += [kept(sample) for sample in loop_over(samples, last_workers, batch_size)]
         assert_all_samples(seen, dataset)
 
 
-def loop_over(samples: HiddenStateStream, num_workers: int) -> Iterator[DecodedSample]:
-    """Yield what a DataLoader of so many workers does: it asks them in turn, and they have read ahead to their ends."""
+def loop_over(samples: HiddenStateStream, num_workers: int, batch_size: int) -> Iterator[DecodedSample]:
+    """Yield what a DataLoader of so many workers does: it asks them in turn for a batch; all read to their ends."""
     if num_workers == 0:
         yield from samples
         return
     parts = []
     for worker in range(num_workers):
         with inside_worker(worker, num_workers):
-            parts.append([kept(sample) for sample in samples])
-    for together in zip_longest(*parts):
-        yield from (sample for sample in together if sample is not None)
+            part = [kept(sample) for sample in samples]
+            parts.append([part[start : start + batch_size] for start in range(0, len(part), batch_size)])
+    for together in zip_longest(*parts, fillvalue=[]):
+        yield from chain(*together)
 
 
 # ------------------------------------------------------------------ the others

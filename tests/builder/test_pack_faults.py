@@ -177,7 +177,7 @@ def test_random_damage_to_a_run_is_named_or_harmless_and_never_packed_wrong(tmp_
     check_bits(run, tmp_path / "d", [prompt.key for prompt in run.prompts if prompt.key not in bad])
 
 
-def test_two_packs_into_one_folder_lock_each_other_out(tmp_path: Path):
+def test_two_packs_into_one_locks_each_other_out(tmp_path: Path):
     run = make_run(tmp_path / "run")
     with locked(tmp_path / "d"), pytest.raises(UsageError, match="another eaglehs is packing"):
         pack(run, tmp_path / "d")
@@ -260,6 +260,26 @@ def test_a_dump_that_changes_between_its_check_and_its_copy_is_set_aside(tmp_pat
     [item] = pack(run, tmp_path / "d").set_aside
     assert item.key == "p1"
     assert "layer_2 of p1 has other bytes than when it was checked" in item.reason
+    check_bits(run, tmp_path / "d", ["p0", "p2"])
+
+
+def test_a_disk_that_fails_under_a_dump_is_not_blamed_on_the_shard(tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "run", lengths=[12] * 3)
+    real = shard_packer.write_sample
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def fail_behind_the_check(writer, placed, meta, prompt, dumps) -> None:
+        with monkeypatch.context() as patch:
+            if placed.key == "p1":
+                patch.setattr(os, "preadv", fail)
+            real(writer, placed, meta, prompt, dumps)
+
+    monkeypatch.setattr(shard_packer, "write_sample", fail_behind_the_check)
+    [item] = pack(run, tmp_path / "d").set_aside
+    assert item.key == "p1"
+    assert f"{run.dumps_of('p1')[0]}: can't be read: Input/output error" in item.reason
     check_bits(run, tmp_path / "d", ["p0", "p2"])
 
 

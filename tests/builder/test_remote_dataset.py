@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from eaglehs.builder import remote_dataset
-from eaglehs.builder.http_ranges import RemoteMissingError, RemoteReadError
+from eaglehs.builder.http_ranges import RemoteMissingError, RemoteReadError, RemoteRefusedError
 from eaglehs.builder.retries import RetryPolicy
 from eaglehs.builder.sample_reads import FlippedBitsError
 from eaglehs.builder.shard_source import DatasetMismatchError
@@ -164,6 +164,14 @@ def test_a_server_that_goes_down_is_an_error_with_shard_and_range(server: RangeS
         list(samples)
 
 
+def test_a_worker_whose_server_goes_down_raises_the_same_error(dataset: SyntheticDataset):
+    server = start_range_server(dataset.root)
+    samples = stream(server.url)
+    server.stop()
+    with pytest.raises(RemoteReadError, match=r"train-00000\.tar, bytes \d+ to \d+: ConnectionRefusedError"):
+        list(DataLoader(samples, batch_size=None, num_workers=1))
+
+
 def test_whole_shards_are_kept_in_a_folder_and_read_from_there(dataset, server: RangeServer, tmp_path: Path):
     for _ in range(2):
         assert_all_samples(list(stream(server.url, cache_dir=tmp_path / "cache")), dataset)
@@ -171,6 +179,16 @@ def test_whole_shards_are_kept_in_a_folder_and_read_from_there(dataset, server: 
     assert server.bytes_sent("tar") == whole
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert sorted(name for name in left if not name.startswith(".")) == [shard.name for shard in dataset.shards]
+
+
+def test_what_a_killed_process_was_bringing_is_removed(dataset, server: RangeServer, tmp_path: Path):
+    samples = stream(server.url, cache_dir=tmp_path)
+    folder = tmp_path / samples._catalog.fingerprint / "data"
+    folder.mkdir(parents=True)
+    (folder / ".train-00001.tar.4711.part").write_bytes(b"half of it")
+    (folder / ".train-00009.tar.4711.part").write_bytes(b"of a shard that is not wanted now")
+    assert_all_samples(list(samples), dataset)
+    assert [path.name for path in folder.glob(".*.part")] == [".train-00009.tar.4711.part"]
 
 
 def test_a_damaged_shard_is_not_kept(dataset: SyntheticDataset, tmp_path: Path):
@@ -196,6 +214,49 @@ def test_any_store_that_fsspec_knows_is_read(dataset: SyntheticDataset):
     memory.rm("/bucket", recursive=True)
     with pytest.raises(UsageError, match=r"holds no manifest\.json"):
         stream(url)
+
+
+class ClientError(Exception):
+    """As botocore's and gcsfs' errors: no OSError."""
+
+
+def test_a_store_whose_client_fails_in_its_own_way_is_asked_again(dataset: SyntheticDataset, monkeypatch):
+    memory = fsspec.filesystem("memory")
+    memory.put(str(dataset.root), "/failing/set", recursive=True)
+    samples = stream("memory://failing/set", connections=1, prefetch_bytes=1)
+    asked, real = [], memory.cat_file
+
+    def fail(path: str, **options: object) -> bytes:
+        asked.append(path)
+        if len(asked) % 2:
+            raise (ClientError("Could not connect"), OSError("SlowDown"), TimeoutError())[len(asked) % 3]
+        return real(path, **options)
+
+    monkeypatch.setattr(memory, "cat_file", fail)
+    assert_all_samples(list(samples), dataset)
+    monkeypatch.setattr(memory, "cat_file", Failing(ClientError("Could not connect")))
+    with pytest.raises(RemoteReadError, match=r"train-00000\.tar, bytes \d+: ClientError: Could not connect"):
+        list(samples)
+    with pytest.raises(StorageError, match=r"set/manifest\.json can't be read: ClientError: Could not connect"):
+        stream("memory://failing/set")
+    refusing = Failing(PermissionError("Access Denied"))
+    monkeypatch.setattr(memory, "cat_file", refusing)
+    with pytest.raises(RemoteRefusedError, match=r"train-00000\.tar: the store refuses it \(Access Denied\)"):
+        list(samples)
+    assert refusing.count <= 2  # the sample behind it may be asked for, too; a refusal is no reason to try again
+    with pytest.raises(RemoteRefusedError, match=r"manifest\.json: the store refuses it"):
+        stream("memory://failing/set")
+
+
+class Failing:
+    """A call that always fails."""
+
+    def __init__(self, fault: Exception) -> None:
+        self.count, self.fault = 0, fault
+
+    def __call__(self, *_: object, **__: object) -> bytes:
+        self.count += 1
+        raise self.fault
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def parts_of(order, num_tokens, world_size: int, remainder: str = "keep") -> lis
 def test_every_sample_is_read_once_whatever_the_ranks_and_workers(world_size, num_workers, seed, remainder, num_tokens):
     order = epoch_order(len(num_tokens), seed, 0)
     parts = parts_of(order, num_tokens, world_size, remainder)
-    read = [number for part in parts for w in range(num_workers) for number in worker_part(part, w, num_workers)]
+    split = [worker_part(np.asarray(part), w, num_workers) for part in parts for w in range(num_workers)]
+    read = [number for part in split for number in part.tolist()]
     assert len(read) == sum(len(part) for part in parts)
     if remainder == "keep":
         assert sorted(read) == list(range(len(num_tokens)))
@@ -34,6 +35,16 @@ def test_every_sample_is_read_once_whatever_the_ranks_and_workers(world_size, nu
         assert len({len(part) for part in parts}) == 1
         assert abs(len(read) - len(num_tokens)) < world_size
         assert len(set(read)) == min(len(read), len(num_tokens))
+
+
+@given(part=st.lists(st.integers(), max_size=40), num_workers=st.integers(1, 5), batch_size=st.integers(1, 6))
+def test_batches_asked_for_in_turn_are_those_of_the_ranks_order(part, num_workers, batch_size):
+    parts = [worker_part(np.asarray(part), worker, num_workers, batch_size).tolist() for worker in range(num_workers)]
+    seen = []
+    for turn in range(0, len(part), batch_size):
+        for worker in parts:
+            seen += worker[turn : turn + batch_size]
+    assert seen == part
 
 
 @given(world_size=st.integers(2, 8), seed=st.none() | st.integers(0, 3), num_tokens=lengths)

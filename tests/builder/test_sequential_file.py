@@ -82,6 +82,29 @@ def test_a_file_system_that_can_not_write_past_the_page_cache_gets_the_same_byte
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("num_good", [1, 2, 7])
+@pytest.mark.parametrize("step", [0, 1, 4096, 5000])
+def test_writes_that_are_cut_or_refused_in_the_middle_of_the_file_lose_nothing(
+    tmp_path: Path, monkeypatch, num_good: int, step: int
+):
+    """`step`: what is taken of each write behind the first ones, so that the rest may be unaligned; 0: a refusal."""
+    real, calls = os.pwrite, []
+
+    def pwrite(handle, content, offset):
+        calls.append(offset)
+        is_direct = fcntl_of(handle, fcntl.F_GETFL) & os.O_DIRECT
+        if not is_direct or len(calls) <= num_good:
+            return real(handle, content, offset)
+        if offset % 4096 or not step:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(buffered.fileno(), content[:step], offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    (tmp_path / "f").touch()
+    with (tmp_path / "f").open("r+b") as buffered:
+        check(tmp_path / "f", [np.random.default_rng(1).bytes(100_001)])
+
+
 @pytest.mark.parametrize("is_broken_off", [False, True])
 def test_memory_is_a_ring_that_is_used_again_for_the_next_file(tmp_path: Path, monkeypatch, is_broken_off):
     made, real = [], sequential_file.mmap.mmap

@@ -1,5 +1,6 @@
 """A stopped loop goes on with the very next sample: without workers, with them, twice in a row."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from eaglehs.builder.stream import stream
 from eaglehs.schemas.errors import RecordError, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+import eaglehs
 from tests.factories.datasets import SyntheticDataset
 from tests.factories.readable import keys_of, load, make_readable
 
@@ -64,6 +67,39 @@ def test_resume_with_workers_by_the_loops_own_count(dataset: SyntheticDataset, b
     assert seen == whole[:7]
 
 
+@pytest.mark.parametrize(("num_workers", "num_batches"), [(2, 1), (2, 3), (3, 2), (0, 1)])
+def test_a_loop_over_batches_of_workers_resumes_exactly(dataset: SyntheticDataset, num_workers: int, num_batches: int):
+    whole = keys_of(stream(dataset.root, shuffle_seed=5))
+    samples = stream(dataset.root, shuffle_seed=5, batch_size=2)
+    options = {"num_workers": num_workers, "batch_size": 2, "collate_fn": eaglehs.collate}
+    seen = [key for batch in islice(DataLoader(samples, **options), num_batches) for key in batch["key"]]
+    assert seen == whole[: 2 * num_batches]
+    state = samples.state_dict(num_consumed=len(seen)) if num_workers else samples.state_dict()
+    samples.load_state_dict(state)
+    assert seen + [key for batch in DataLoader(samples, **options) for key in batch["key"]] == whole
+
+
+@pytest.mark.parametrize(("own", "loaders"), [(1, 2), (4, 2), (2, 4)])
+def test_a_count_of_batches_of_another_size_than_the_streams_is_refused(dataset: SyntheticDataset, own, loaders):
+    """Workers are asked in turn for a batch each, so the loop has not taken the first samples of the order."""
+    samples = stream(dataset.root, batch_size=own)
+    loader = DataLoader(samples, batch_size=loaders, num_workers=2, collate_fn=in_halves)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(UsageError, match=rf"batches of {loaders} samples.* of {own}\b.*batch_size={loaders}\)"):
+        samples.state_dict(num_consumed=loaders)
+    samples.set_epoch(1)
+    assert samples.state_dict(num_consumed=loaders)["position"] == loaders
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        stream(dataset.root, batch_size=0)
+
+
+def in_halves(samples: list) -> list[dict]:
+    """What a loop that sums gradients may want: the batch is what the loader asked for, not what is collated."""
+    middle = len(samples) // 2
+    return [eaglehs.collate(samples[:middle]), eaglehs.collate(samples[middle:])]
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_a_resumed_pass_through_workers_the_next_one_is_whole(dataset: SyntheticDataset, persistent: bool):
     samples = stream(dataset.root)
@@ -113,8 +149,10 @@ def test_a_loader_that_keeps_each_workers_state_resumes_exactly(dataset: Synthet
             samples.load_state_dict(states[worker])
             seen += keys_of(samples)
     assert sorted(seen) == sorted(whole)
-    with inside_worker(0, 2), pytest.raises(UsageError, match="of worker 1 of 2, this is worker 0 of 2"):
+    with inside_worker(0, 2), pytest.raises(UsageError, match=r"of worker 1 of 2, .* this is worker 0 of 2"):
         stream(dataset.root).load_state_dict(states[1])
+    with inside_worker(1, 2), pytest.raises(UsageError, match=r"in batches of 1, .* in batches of 4"):
+        stream(dataset.root, batch_size=4).load_state_dict(states[1])
 
 
 class inside_worker:  # noqa: N801 - reads as a verb in a with line
