@@ -63,9 +63,14 @@ class HubPlace:
 
 
 def root_cause(fault: BaseException) -> BaseException:
-    """Return what an upload's RuntimeError was raised from, else the fault itself."""
+    """Return what an upload's RuntimeError was raised from, else the fault itself.
+
+    So too of a download that got no answer, or a 429 or 503, and found no copy in the cache: the client calls it a
+    missing entry, though nobody has said that the Hub lacks the file.
+    """
     cause = fault.__cause__
-    return cause if isinstance(fault, RuntimeError) and cause is not None else fault
+    is_wrapped = isinstance(fault, RuntimeError | hub.LocalEntryNotFoundError)
+    return cause if is_wrapped and cause is not None else fault
 
 
 def is_ours(fault: BaseException) -> bool:

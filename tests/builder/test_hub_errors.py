@@ -2,7 +2,16 @@
 
 import pytest
 from eaglehs.builder.hub_client import HubClient
-from eaglehs.builder.hub_errors import HubConflictError, HubError, HubPlace, explain, is_passing, without_tokens
+from eaglehs.builder.hub_errors import (
+    HubConflictError,
+    HubError,
+    HubPlace,
+    MissingFileError,
+    explain,
+    is_passing,
+    without_tokens,
+)
+from eaglehs.builder.hub_retry import RetryPolicy
 from huggingface_hub import HfApi
 from huggingface_hub import errors as hub_errors
 
@@ -78,6 +87,39 @@ def test_an_upload_error_is_unwrapped_to_its_cause():
     wrapped.__cause__ = ConnectionError("(413 Payload Too Large)")
     error = explain(wrapped, "sending x", PLACE)
     assert (error.status, "limit" in error.mend) == (413, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"status": 503}, "The Hub answered 503"),
+        ({"status": 429, "headers": {"Retry-After": "9999"}}, "Wait for the rate limit"),
+        ({"status": 403, "message": "storage is off"}, "The Hub answered 403: storage is off"),
+        ({"status": 404, "code": "EntryNotFound"}, "has no such file"),
+    ],
+)
+def test_a_file_that_can_not_be_fetched_is_missing_only_where_the_hub_says_so(
+    server, tmp_path, monkeypatch, answer, message
+):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    server.faults[:] = [{"path": "/resolve/", "times": 99, **answer}]
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError) as error:
+        client.fetch("manifest.json", "main")
+    server.faults.clear()
+    assert message in str(error.value)
+    assert isinstance(error.value, MissingFileError) == (answer["status"] == 404)
+
+
+def test_a_fetch_that_is_refused_for_a_moment_is_tried_again(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    server.faults[:] = [{"path": "/resolve/", "status": 503, "times": 8}]  # the client library asks six times, or once
+    client = HubClient(
+        REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=RetryPolicy(attempts=12, first_wait_s=0.01)
+    )
+    assert client.fetch(".gitattributes", "main").is_file()
 
 
 def test_whether_xet_is_there_is_found_out_before_threads_ask(monkeypatch):
