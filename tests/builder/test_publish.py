@@ -277,6 +277,14 @@ def test_shards_can_be_sent_one_by_one_as_they_are_finished(pusher, hub, dataset
     assert_whole(hub, dataset)
 
 
+def test_a_list_of_licenses_is_replaced_whole(dataset):
+    card = dataset.folder.card
+    rest = card.read_text().removeprefix("---\nlicense: other\n")
+    card.write_text(f"---\nlicense:\n- mit\n- other\nlicense_name: acme\n{rest}")
+    set_license(card, "cc-by-4.0")
+    assert card.read_text() == f"---\nlicense: cc-by-4.0\n{rest}"
+
+
 def test_two_publishers_of_one_folder_exclude_each_other_and_a_pack_both(dataset):
     with (
         publishing(dataset.root),

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from eaglehs.cards.licenses import CardTerms
 from eaglehs.cards.write import write_card
 
 from tests.eaglehs.cli import eaglehs, start_eaglehs
@@ -217,3 +218,31 @@ def test_the_license_that_is_given_stands_in_the_table_too_unless_the_card_was_c
     assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
     assert "license: mit\n" in card.read_text()
     assert "My own words." in card.read_text()
+
+
+def test_another_license_takes_the_name_of_the_one_before_it_along(hub, tmp_path):
+    bare = make_publishable(tmp_path / "bare", lengths=(4,))
+    card = write_card(bare.root, CardTerms(license="other", license_name="acme", license_link="https://example.org"))
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
+    assert "| this dataset | mit |" in card.read_text()
+    assert not {"acme", "https://example.org"} & set(card.read_text().split())
+    card.write_text(card.read_text() + "My own words.\n")
+    named = ("--license", "other", "--license-name", "acme: 2")
+    assert eaglehs("push", bare.root, REPO, *named, "--dry-run", **environment).returncode == 0
+    assert card.read_text().startswith("---\nlicense: other\nlicense_name: 'acme: 2'\npretty_name:")
+    assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
+    assert card.read_text().startswith("---\nlicense: mit\npretty_name:")
+
+
+@pytest.mark.parametrize("by_hand", ["", "My own words.\n"])
+@pytest.mark.parametrize(("license_id", "message"), [("mit-2", "is no license id"), ("other", "--license-name")])
+def test_a_license_that_can_not_be_is_refused_and_leaves_the_card(hub, tmp_path, by_hand, license_id, message):
+    bare = make_publishable(tmp_path / "bare", lengths=(4,))
+    card = write_card(bare.root, CardTerms(license="cc-by-4.0"))
+    card.write_text(card.read_text() + by_hand)
+    before = card.read_text()
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    refused = eaglehs("push", bare.root, REPO, "--license", license_id, **environment)
+    assert (refused.returncode, message in refused.stderr, card.read_text() == before) == (2, True, True)
+    assert hub.log == []
