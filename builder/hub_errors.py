@@ -17,7 +17,10 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the lib
 
 from ..schemas.errors import StorageError
 
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{4,}|Bearer \S+")
+_TOKEN = re.compile(r"hf_(?:oauth_|jwt_)[\w.-]+|hf_[A-Za-z0-9]{4,}|Bearer \S+")
+_SIGNED = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
+"""An address with a query: those of stores bear a signature that opens them to whoever has it."""
+
 _STATUS = re.compile(r"\((\d{3}) [A-Z]|\b([45]\d\d) (?:Client|Server) Error")
 _RESET_AFTER = re.compile(r"\bt=(\d+)")
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -199,10 +202,10 @@ def token_source() -> str:
 
 
 def without_tokens(text: str) -> str:
-    """Return `text` with all tokens replaced, the one in use by its exact value."""
+    """Return `text` with all tokens replaced, the one in use by its exact value, and no query of an address."""
     own = huggingface_hub.get_token()
     text = text.replace(own, "***") if own else text
-    return _TOKEN.sub("***", text)
+    return _SIGNED.sub(r"\1", _TOKEN.sub("***", text))
 
 
 def _said(fault: BaseException) -> str:

@@ -146,5 +146,20 @@ def test_a_bug_of_ours_stays_a_bug():
 
 def test_tokens_are_taken_out_wherever_they_stand(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "odd-token")
-    text = without_tokens("Bearer abc.def and hf_AbCdEf123 and odd-token")
-    assert text == "*** and *** and ***"
+    text = without_tokens("Bearer abc.def and hf_AbCdEf123 and odd-token and hf_oauth_eyJh.b-C_d")
+    assert text == "*** and *** and *** and ***"
+
+
+def test_the_signature_of_a_stores_address_is_not_shown(server, tmp_path, monkeypatch):
+    """A store answers in XML, so what is told is the client's own text, which has the whole address."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    place = f"{server.url}/_cdn/{'0' * 64}?X-Amz-Credential=AKIA&X-Amz-Signature=5e1f"
+    server.faults[:] = [{"path": "/resolve/", "times": 99, "status": 302, "headers": {"Location": place}}]
+    server.faults.append({"path": "/_cdn/", "times": 99, "status": 403, "message": ""})
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError, match="403") as error:
+        client.sha256_of(".gitattributes", "main", lambda count: None)
+    server.faults.clear()
+    assert "X-Amz" not in str(error.value)
+    assert "_cdn" in str(error.value)
