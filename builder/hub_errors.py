@@ -23,6 +23,9 @@ _SIGNED = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
 
 _STATUS = re.compile(r"\((\d{3}) [A-Z]|\b([45]\d\d) (?:Client|Server) Error")
 _RESET_AFTER = re.compile(r"\bt=(\d+)")
+_READS = ("fetching", "listing", "looking up", "opening", "reading")
+"""How a call's `doing` begins where nothing is written: what helps then is not a right to write."""
+
 _PASSING = (408, 429, 500, 502, 503, 504)
 FAULTS = (hub.HfHubHTTPError, httpx.HTTPError, ConnectionError, ValueError, RuntimeError, OSError)
 """Classes of what a call of huggingface_hub may raise for a reason that is not our mistake; see `is_ours`."""
@@ -176,15 +179,18 @@ def _by_status(status: int, said: str, doing: str, place: HubPlace) -> HubError:
         why, mend = f"{place.repo} was changed by somebody else meanwhile", "Run the same command again"
         return HubConflictError(f"{doing} failed", why=why, mend=mend, status=status)
     answer = f"The Hub answered {status}: {said}"
-    return HubError(f"{doing} failed", why=answer, mend=_mend(status, said, place), status=status)
+    mend = _mend(status, said, place, is_read=doing.startswith(_READS))
+    return HubError(f"{doing} failed", why=answer, mend=mend, status=status)
 
 
-def _mend(status: int, said: str, place: HubPlace) -> str:
+def _mend(status: int, said: str, place: HubPlace, *, is_read: bool) -> str:
     if status == 401:
         is_wrong = "credentials" in said.lower() or "user token" in said.lower()
         if is_wrong or "xet" in said.lower():
             return f"{token_source()} is wrong or has expired: make a new one at {place.endpoint}/settings/tokens"
-        return "Set HF_TOKEN to a token with write rights, or run: hf auth login"
+        return f"Set HF_TOKEN{'' if is_read else ' to a token with write rights'}, or run: hf auth login"
+    if status == 403 and is_read:
+        return f"{token_source()} may not read {place.repo}: use one that may, or ask its owner for access"
     return {
         400: "The Hub does not take this content; see its answer",
         403: f"{token_source()} needs write rights in {place.repo.partition('/')[0]}, and room in its storage: "
