@@ -65,22 +65,23 @@ def push(
 
     check_repo_name(repo)
     settings = PublishSettings(branch=branch, private=private, verify_all=deep)
-    with publishing(dataset), console.progress("push") as progress:
-        terms = CardTerms(license=license_id or "", license_name=license_name or "")
+    terms = CardTerms(license=license_id or "", license_name=license_name or "")
+    with publishing(dataset):
         if terms != CardTerms():
             give_terms(dataset, terms)
-        hub = HubClient(repo, progress=progress)
-        plan = plan_publish(dataset, hub, settings, progress)
-        validate_card(dataset)
+        with console.progress("checking") as progress:
+            hub = HubClient(repo, progress=progress)
+            plan = plan_publish(dataset, hub, settings, progress)
+            validate_card(dataset)
         facts = plan_facts(plan, hub, settings)
-        if not dry_run:
-            _show_plan(facts, console.say)
-            _allow_removal(plan, is_allowed=yes)
-            result = publish(plan, hub, settings, progress)
-    if dry_run:
-        console.print_json(facts) if json else _show_plan(facts, console.out)
-    else:
-        console.print_json(result) if json else _show_result(result)
+        if dry_run:
+            console.print_json(facts) if json else _show_plan(facts, console.out)
+            return
+        _show_plan(facts, console.say)
+        _allow_removal(plan, is_allowed=yes)  # between two bars: one that moves would wipe the question away
+        with console.progress("push") as progress:
+            result = publish(plan, HubClient(repo, progress=progress), settings, progress)
+    console.print_json(result) if json else _show_result(result)
 
 
 def _allow_removal(plan: PublishPlan, *, is_allowed: bool) -> None:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from eaglehs.cards.licenses import CardTerms
 from eaglehs.cards.write import write_card
 
-from tests.eaglehs.cli import eaglehs, start_eaglehs
+from tests.eaglehs.cli import ENTRY, eaglehs, start_eaglehs
 from tests.factories.datasets import SyntheticDataset
 from tests.factories.published import (
     READER,
@@ -176,6 +178,39 @@ def test_files_of_an_earlier_layout_are_not_removed_unasked(hub, dataset, tmp_pa
     assert_whole(hub, dataset)
     assert eaglehs("push", small.root, REPO, "--yes", **environment).returncode == 0
     assert_whole(hub, small)
+
+
+def read_until_quiet(terminal: int, wanted: bytes) -> bytes:
+    """Return what comes until `wanted` has come and then half a second nothing; a bar draws ten times a second."""
+    seen, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.5)[0]:
+            seen += os.read(terminal, 65536)
+        elif wanted in seen:
+            return seen
+    raise AssertionError(f"never quiet: {seen[-500:]!r}")
+
+
+def test_on_a_terminal_the_question_stays_to_be_read_until_it_is_answered(hub, dataset, tmp_path):
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    assert eaglehs("push", dataset.root, REPO, **environment).returncode == 0
+    small = make_publishable(tmp_path / "small", lengths=(4, 9))
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*ENTRY, "push", str(small.root), REPO],
+        env={**os.environ, **environment, "TERM": "xterm", "COLUMNS": "120"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    seen = read_until_quiet(terminal, b"[y/N]")
+    assert seen.endswith(b"Remove these 3 files from the Hub? [y/N]: ")
+    os.write(terminal, b"n\n")
+    assert b"nothing was sent" in read_until_quiet(terminal, b"nothing was sent")
+    assert process.wait(20) == 2
+    os.close(terminal)
+    os.close(theirs)
+    assert_whole(hub, dataset)
 
 
 @pytest.mark.parametrize(
