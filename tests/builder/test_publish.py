@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eaglehs.builder.hub_client import HubClient, RemoteFile
 from eaglehs.builder.index_store import read_index
 from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.pack_state import locked
@@ -263,6 +264,34 @@ def test_another_hash_in_the_hubs_listing_is_an_error_and_a_rerun_mends_it(pushe
     assert_whole(hub, dataset)
     assert hub.finished_puts()[: len(sent)] == sent
     assert len(set(hub.finished_puts())) == len(hub.finished_puts())
+
+
+def test_what_the_branch_lists_at_the_end_is_compared_too(pusher, hub, dataset):
+    hub.state.forged["_index/samples.parquet"] = (
+        "e" * 64
+    )  # goes with the last commit, so nothing has compared it before
+    with pytest.raises(RemoteMismatchError, match=r"_index/samples.parquet has .* hash e{64}"):
+        pusher.push()
+    hub.state.forged.clear()
+    assert pusher.push().is_unchanged
+    assert set(hub.refs(REPO)) == {"main"}
+
+
+def test_a_shard_that_the_hub_cut_is_named_with_both_sizes(pusher, hub, dataset, monkeypatch):
+    listed, entry = HubClient.files, dataset.manifest.shards[1]
+
+    def cut(client: HubClient, revision: str) -> dict[str, RemoteFile]:
+        files = listed(client, revision)
+        return files | {
+            name: replace(file, size_bytes=file.size_bytes - 1_000)
+            for name, file in files.items()
+            if name == entry.name
+        }
+
+    monkeypatch.setattr(HubClient, "files", cut)
+    with pytest.raises(RemoteMismatchError, match=rf"{entry.name} has {entry.size_bytes - 1_000:,} bytes .* expected"):
+        pusher.push()
+    assert_not_visible(hub)
 
 
 def test_shards_can_be_sent_one_by_one_as_they_are_finished(pusher, hub, dataset):
