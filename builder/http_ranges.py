@@ -123,7 +123,8 @@ class RangeClient:
                 self._connections.drop(self._moved.get(file.url, file.url))
                 is_final = isinstance(fault, ssl.SSLCertVerificationError)
                 if is_final or not patience.wait(getattr(fault, "retry_after_s", None)):
-                    raise RemoteReadError(file.url, "the whole file", _reason(fault)) from None
+                    mend = "Check the address and its certificate" if is_final else "Try again once the server answers"
+                    raise RemoteReadError(file.url, "the whole file", _reason(fault), mend=mend) from None
             else:
                 return content
 
