@@ -7,6 +7,7 @@ ConnectionError for anything inside Xet, with the status in its text only.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ def root_cause(fault: BaseException) -> BaseException:
 
 def is_ours(fault: BaseException) -> bool:
     """Tell a bug of ours from what the client raises: it has no classes of its own for some answers."""
-    if isinstance(fault, hub.HFValidationError | hub.HfHubHTTPError):  # a BadRequestError is a ValueError as well
+    # A BadRequestError is a ValueError as well, and so is what a web page in place of an answer leads to.
+    if isinstance(fault, hub.HFValidationError | hub.HfHubHTTPError | json.JSONDecodeError):
         return False
     if isinstance(fault, ValueError):
         return "README.md" not in str(fault) and "LFS" not in str(fault)
@@ -135,7 +137,8 @@ def explain(fault: BaseException, doing: str, place: HubPlace) -> HubError:
         return _by_status(status, _said(fault), doing, place)
     if isinstance(fault, OSError) and fault.filename:
         return HubError(f"{doing} failed", why=f"{fault.filename}: {fault.strerror}", mend="Check the disk")
-    why = f"No answer from {place.endpoint}: {_said(fault)}"
+    lacking = "No JSON" if isinstance(fault, json.JSONDecodeError) else "No answer"
+    why = f"{lacking} from {place.endpoint}: {_said(fault)}"
     mend = "Check the network and HF_ENDPOINT; the same command goes on where it stopped"
     return HubError(f"{doing} failed", why=why, mend=mend)
 

@@ -17,6 +17,7 @@ from huggingface_hub import errors as hub_errors
 
 from tests.factories.published import HASTY, REPO, TOKENS, WRITER
 from tests.fakes.hub import start_hub
+from tests.fakes.range_server import start_range_server
 
 PLACE = HubPlace(repo=REPO, endpoint="http://127.0.0.1:9")
 
@@ -135,6 +136,17 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
     client = HubClient(REPO, api=HfApi(endpoint="http://127.0.0.1:9", token=WRITER), policy=HASTY)
     with pytest.raises(HubError, match=r"No answer from http://127\.0\.0\.1:9.*Check the network and HF_ENDPOINT"):
         client.check_write()
+
+
+def test_a_server_that_is_no_hub_is_named(tmp_path):
+    """A proxy's login page, or HF_ENDPOINT with a wrong address: 200 and HTML."""
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "whoami-v2").write_text("<html>Log in</html>")
+    server = start_range_server(tmp_path)
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError, match=r"No JSON from http://127\.0\.0\.1:\d+: .*Check the network and HF_ENDPOINT"):
+        client.account()
+    server.stop()
 
 
 def test_a_bug_of_ours_stays_a_bug():
