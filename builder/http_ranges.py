@@ -117,7 +117,11 @@ class RangeClient:
                 self._check_whole(response, content)
             except _FAULTS as fault:
                 if not self._waits_out(file, fault, patience):
-                    raise unread(file.url, "the whole file", _reason(fault)) from None
+                    is_refused = isinstance(fault, ssl.SSLCertVerificationError)
+                    mend = (
+                        "Check the address and its certificate" if is_refused else "Try again once the server answers"
+                    )
+                    raise unread(file.url, "the whole file", _reason(fault), mend=mend) from None
             else:
                 return content
 

@@ -7,6 +7,7 @@ ConnectionError for anything inside Xet, with the status in its text only.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -17,9 +18,15 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the lib
 
 from ..schemas.errors import StorageError
 
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{4,}|Bearer \S+")
+_TOKEN = re.compile(r"hf_(?:oauth_|jwt_)[\w.-]+|hf_[A-Za-z0-9]{4,}|Bearer \S+")
+_SIGNED = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
+"""An address with a query: those of stores bear a signature that opens them to whoever has it."""
+
 _STATUS = re.compile(r"\((\d{3}) [A-Z]|\b([45]\d\d) (?:Client|Server) Error")
 _RESET_AFTER = re.compile(r"\bt=(\d+)")
+_READS = ("fetching", "listing", "looking up", "opening", "reading")
+"""How a call's `doing` begins where nothing is written: what helps then is not a right to write."""
+
 _PASSING = (408, 429, 500, 502, 503, 504)
 FAULTS = (hub.HfHubHTTPError, httpx.HTTPError, ConnectionError, ValueError, RuntimeError, OSError)
 """Classes of what a call of huggingface_hub may raise for a reason that is not our mistake; see `is_ours`."""
@@ -63,14 +70,20 @@ class HubPlace:
 
 
 def root_cause(fault: BaseException) -> BaseException:
-    """Return what an upload's RuntimeError was raised from, else the fault itself."""
+    """Return what an upload's RuntimeError was raised from, else the fault itself.
+
+    So too of a download that got no answer, or a 429 or 503, and found no copy in the cache: the client calls it a
+    missing entry, though nobody has said that the Hub lacks the file.
+    """
     cause = fault.__cause__
-    return cause if isinstance(fault, RuntimeError) and cause is not None else fault
+    is_wrapped = isinstance(fault, RuntimeError | hub.LocalEntryNotFoundError)
+    return cause if is_wrapped and cause is not None else fault
 
 
 def is_ours(fault: BaseException) -> bool:
     """Tell a bug of ours from what the client raises: it has no classes of its own for some answers."""
-    if isinstance(fault, hub.HFValidationError | hub.HfHubHTTPError):  # a BadRequestError is a ValueError as well
+    # A BadRequestError is a ValueError as well, and so is what a web page in place of an answer leads to.
+    if isinstance(fault, hub.HFValidationError | hub.HfHubHTTPError | json.JSONDecodeError):
         return False
     if isinstance(fault, ValueError):
         return "README.md" not in str(fault) and "LFS" not in str(fault)
@@ -124,7 +137,8 @@ def explain(fault: BaseException, doing: str, place: HubPlace) -> HubError:
         return _by_status(status, _said(fault), doing, place)
     if isinstance(fault, OSError) and fault.filename:
         return HubError(f"{doing} failed", why=f"{fault.filename}: {fault.strerror}", mend="Check the disk")
-    why = f"No answer from {place.endpoint}: {_said(fault)}"
+    lacking = "No JSON" if isinstance(fault, json.JSONDecodeError) else "No answer"
+    why = f"{lacking} from {place.endpoint}: {_said(fault)}"
     mend = "Check the network and HF_ENDPOINT; the same command goes on where it stopped"
     return HubError(f"{doing} failed", why=why, mend=mend)
 
@@ -168,15 +182,18 @@ def _by_status(status: int, said: str, doing: str, place: HubPlace) -> HubError:
         why, mend = f"{place.repo} was changed by somebody else meanwhile", "Run the same command again"
         return HubConflictError(f"{doing} failed", why=why, mend=mend, status=status)
     answer = f"The Hub answered {status}: {said}"
-    return HubError(f"{doing} failed", why=answer, mend=_mend(status, said, place), status=status)
+    mend = _mend(status, said, place, is_read=doing.startswith(_READS))
+    return HubError(f"{doing} failed", why=answer, mend=mend, status=status)
 
 
-def _mend(status: int, said: str, place: HubPlace) -> str:
+def _mend(status: int, said: str, place: HubPlace, *, is_read: bool) -> str:
     if status == 401:
         is_wrong = "credentials" in said.lower() or "user token" in said.lower()
         if is_wrong or "xet" in said.lower():
             return f"{token_source()} is wrong or has expired: make a new one at {place.endpoint}/settings/tokens"
-        return "Set HF_TOKEN to a token with write rights, or run: hf auth login"
+        return f"Set HF_TOKEN{'' if is_read else ' to a token with write rights'}, or run: hf auth login"
+    if status == 403 and is_read:
+        return f"{token_source()} may not read {place.repo}: use one that may, or ask its owner for access"
     return {
         400: "The Hub does not take this content; see its answer",
         403: f"{token_source()} needs write rights in {place.repo.partition('/')[0]}, and room in its storage: "
@@ -194,10 +211,10 @@ def token_source() -> str:
 
 
 def without_tokens(text: str) -> str:
-    """Return `text` with all tokens replaced, the one in use by its exact value."""
+    """Return `text` with all tokens replaced, the one in use by its exact value, and no query of an address."""
     own = huggingface_hub.get_token()
     text = text.replace(own, "***") if own else text
-    return _TOKEN.sub("***", text)
+    return _SIGNED.sub(r"\1", _TOKEN.sub("***", text))
 
 
 def _said(fault: BaseException) -> str:

@@ -14,7 +14,9 @@ from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import Manifest
 
 _HEAD = re.compile(r"---\r?\n(.*?\r?\n)---\r?\n", re.DOTALL)
-_LICENSE_LINE = re.compile(r"^license:.*\n", re.MULTILINE)
+_LICENSE_LINES = re.compile(r"^license(?:_name|_link)?:.*\n(?:[ \t-].*\n)*", re.MULTILINE)
+"""With the lines that go on below: a license may be a list."""
+
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
@@ -51,12 +53,12 @@ def check_card(card: Path, manifest: Manifest) -> None:
         raise MissingLicenseError(
             f"{card} names no license",
             why="States carry the terms of the model and of the prompts; those who find the dataset must know them",
-            mend="Give --license, such as apache-2.0, cc-by-4.0 or other",
+            mend="Give --license, such as apache-2.0, cc-by-4.0, or other with --license-name",
         )
 
 
-def set_license(card: Path, license_id: str) -> None:
-    """Write the license into the card's front matter, in place of another; all else stays.
+def set_license(card: Path, license_id: str, *, name: str = "", link: str = "") -> None:
+    """Write the license into the card's front matter, in place of another with its name and link; all else stays.
 
     Raises:
         CardError: the card is missing or not valid.
@@ -68,8 +70,9 @@ def set_license(card: Path, license_id: str) -> None:
     text = card.read_text(encoding="utf-8")
     match = _HEAD.match(text)
     assert match is not None  # _read_head has found it
-    head = f"license: {license_id}\n" + _LICENSE_LINE.sub("", match[1])
-    changed = f"---\n{head}---\n{text[match.end() :]}"
+    given = {"license": license_id, "license_name": name, "license_link": link}
+    lines = yaml.safe_dump({key: value for key, value in given.items() if value}, sort_keys=False, allow_unicode=True)
+    changed = f"---\n{lines}{_LICENSE_LINES.sub('', match[1])}---\n{text[match.end() :]}"
     if changed != text:
         write_atomically(card, changed.encode())
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..schemas.counts import counted
 from ..schemas.manifest import Manifest
+from ..schemas.run import ModelFacts
 from ..schemas.sizes import format_size
 from ..schemas.states import Codec, bytes_per_token, state_names
 
@@ -31,6 +32,12 @@ class CardFacts:
     """What the card says that is not in the manifest word for word."""
 
     title: str
+    model: str
+    """The model's name on the Hub, or of a local folder its last part."""
+
+    is_local: bool
+    """Whether the model was a local folder, so that its name says little."""
+
     bytes_per_token: int
     """Ids, mask and states of one token."""
 
@@ -56,8 +63,11 @@ def card_facts(manifest: Manifest) -> CardFacts:
     num_samples = max(totals.num_samples, 1)
     per_token = bytes_per_token(manifest.layers, manifest.model.hidden_size)
     payload_bytes = per_token * totals.num_tokens if manifest.codec is Codec.PLAIN else totals.size_bytes
+    model = _short_name(manifest.model)
     return CardFacts(
-        title=f"EAGLE-3 hidden states of {_short_name(manifest.model.name)}",
+        title=f"EAGLE-3 hidden states of {model}",
+        model=model,
+        is_local=_is_local(manifest.model),
         bytes_per_token=per_token,
         payload_bytes=payload_bytes,
         default_buffer_bytes=payload_bytes * min(_DEFAULT_BUFFER, num_samples) // num_samples,
@@ -94,7 +104,10 @@ def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:
         ("bytes a token", f"{per_token:,}"),
         *_codec_rows(manifest, per_token * totals.num_tokens),
         ("states", f"{states}: {manifest.dtype}, width {model.hidden_size:,}"),
-        ("model", f"{model.name}, {counted(model.num_layers, 'decoder layer')}, vocabulary {model.vocab_size:,}"),
+        (
+            "model",
+            f"{_short_name(model)}, {counted(model.num_layers, 'decoder layer')}, vocabulary {model.vocab_size:,}",
+        ),
     )
 
 
@@ -107,10 +120,15 @@ def _codec_rows(manifest: Manifest, plain_bytes: int) -> tuple[tuple[str, str], 
     )
 
 
-def _short_name(name: str) -> str:
+def _short_name(model: ModelFacts) -> str:
     """Return a Hub name as it is, and of a local folder its last part: the path says nothing to a reader elsewhere."""
-    name = name.encode("utf-8", "replace").decode()
-    return name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name
+    name = model.name.encode("utf-8", "replace").decode()
+    return name.rstrip("/").rsplit("/", 1)[-1] if _is_local(model) else name
+
+
+def _is_local(model: ModelFacts) -> bool:
+    """Tell a folder from a name on the Hub; the path alone does not, `demo/model` may be either."""
+    return model.revision.startswith("local-") or model.name.startswith(("/", ".", "~"))
 
 
 def _size_category(num_samples: int) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .builder.preview import PreviewSettings, ToText, remove_preview, write_preview
 from .builder.publish_card import set_license
-from .cards.licenses import CardTerms
+from .cards.features import read_kept
+from .cards.licenses import CardTerms, merge_terms
 from .cards.validate import card_faults
 from .cards.write import is_as_written, write_card
 from .schemas.errors import UsageError
@@ -54,17 +55,21 @@ def make_card(dataset: Path, settings: CardSettings) -> CardSummary:
     return CardSummary(card=str(card), faults=card_faults(dataset))
 
 
-def give_license(dataset: Path, license_id: str) -> None:
+def give_terms(dataset: Path, terms: CardTerms) -> None:
     """Name the license in the card: in its front matter and its table, or, where it was changed by hand, in the former.
 
     Raises:
         CardError: the card is missing or not valid.
-        UsageError: this is no license id of the Hub's form.
+        UsageError: the terms can't be; the card is as it was.
     """
-    is_ours = is_as_written(dataset)
-    set_license(DatasetFolder(dataset).card, license_id)
-    if is_ours:
-        write_card(dataset)
+    card = DatasetFolder(dataset).card
+    if is_as_written(dataset):
+        write_card(dataset, terms)
+        return
+    kept = read_kept(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else {}
+    merged = merge_terms(kept, terms)
+    name, link = merged.get("license_name", ""), merged.get("license_link", "")
+    set_license(card, merged.get("license", ""), name=name, link=link)
 
 
 def _to_text(settings: CardSettings) -> ToText | None:

@@ -32,10 +32,15 @@ def push(
         str | None,
         typer.Option("--license", metavar="ID", help="License for the card: apache-2.0, cc-by-4.0, other ..."),
     ] = None,
+    license_name: Annotated[
+        str | None, typer.Option("--license-name", metavar="NAME", help="What the license `other` is called.")
+    ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Check every value first, not only sizes and structure.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and change nothing on the Hub.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove files of an earlier layout without asking.")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -45,7 +50,7 @@ def push(
     listing is compared with the manifest. Stopped at any point, the same command goes on. The token is HF_TOKEN or that
     of `hf auth login`; HF_HUB_DISABLE_XET=1 sends by Git-LFS.
 
-    eaglehs push dataset org/kimi-k25-eagle3-hs --license other --dry-run
+    eaglehs push dataset org/kimi-k25-eagle3-hs --license other --license-name modified-mit --dry-run
 
     eaglehs push dataset org/kimi-k25-eagle3-hs --private
     """
@@ -54,26 +59,29 @@ def push(
     from ..builder.publish import publish
     from ..builder.publish_lock import publishing
     from ..builder.publish_plan import PublishSettings, plan_facts, plan_publish
+    from ..cards.licenses import CardTerms
     from ..cards.validate import validate_card
-    from ..dataset_card import give_license
+    from ..dataset_card import give_terms
 
     check_repo_name(repo)
     settings = PublishSettings(branch=branch, private=private, verify_all=deep)
-    with publishing(dataset), console.progress("push") as progress:
-        if license_id is not None:
-            give_license(dataset, license_id)
-        hub = HubClient(repo, progress=progress)
-        plan = plan_publish(dataset, hub, settings, progress)
-        validate_card(dataset)
+    terms = CardTerms(license=license_id or "", license_name=license_name or "")
+    with publishing(dataset):
+        if terms != CardTerms():
+            give_terms(dataset, terms)
+        with console.progress("checking") as progress:
+            hub = HubClient(repo, progress=progress)
+            plan = plan_publish(dataset, hub, settings, progress)
+            validate_card(dataset)
         facts = plan_facts(plan, hub, settings)
-        if not dry_run:
-            _show_plan(facts, console.say)
-            _allow_removal(plan, is_allowed=yes)
-            result = publish(plan, hub, settings, progress)
-    if dry_run:
-        console.print_json(facts) if json else _show_plan(facts, console.out)
-    else:
-        console.print_json(result) if json else _show_result(result)
+        if dry_run:
+            console.print_json(facts) if json else _show_plan(facts, console.out)
+            return
+        _show_plan(facts, console.say)
+        _allow_removal(plan, is_allowed=yes)  # between two bars: one that moves would wipe the question away
+        with console.progress("push") as progress:
+            result = publish(plan, HubClient(repo, progress=progress), settings, progress)
+    console.print_json(result) if json else _show_result(result)
 
 
 def _allow_removal(plan: PublishPlan, *, is_allowed: bool) -> None:

@@ -120,6 +120,12 @@ See a drafter learn from it:
 
     python examples/train_drafter.py {report.dataset} --model {report.model}
 
+Look into it, make a card with charts and a preview, and see what a push would do:
+
+    eaglehs report {report.dataset} --tokenizer {report.model}
+    eaglehs card {report.dataset} --license mit --preview 20 --tokenizer {report.model}
+    eaglehs push {report.dataset} org/name --dry-run
+
 Do the same for a real model, on a machine with GPUs:
 
     pip install 'eaglehs[sglang]'

@@ -2,12 +2,22 @@
 
 import pytest
 from eaglehs.builder.hub_client import HubClient
-from eaglehs.builder.hub_errors import HubConflictError, HubError, HubPlace, explain, is_passing, without_tokens
+from eaglehs.builder.hub_errors import (
+    HubConflictError,
+    HubError,
+    HubPlace,
+    MissingFileError,
+    explain,
+    is_passing,
+    without_tokens,
+)
+from eaglehs.builder.hub_retry import RetryPolicy
 from huggingface_hub import HfApi
 from huggingface_hub import errors as hub_errors
 
 from tests.factories.published import HASTY, REPO, TOKENS, WRITER
 from tests.fakes.hub import start_hub
+from tests.fakes.range_server import start_range_server
 
 PLACE = HubPlace(repo=REPO, endpoint="http://127.0.0.1:9")
 
@@ -80,6 +90,39 @@ def test_an_upload_error_is_unwrapped_to_its_cause():
     assert (error.status, "limit" in error.mend) == (413, True)
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"status": 503}, "The Hub answered 503"),
+        ({"status": 429, "headers": {"Retry-After": "9999"}}, "Wait for the rate limit"),
+        ({"status": 403, "message": "storage is off"}, "The Hub answered 403: storage is off"),
+        ({"status": 404, "code": "EntryNotFound"}, "has no such file"),
+    ],
+)
+def test_a_file_that_can_not_be_fetched_is_missing_only_where_the_hub_says_so(
+    server, tmp_path, monkeypatch, answer, message
+):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    server.faults[:] = [{"path": "/resolve/", "times": 99, **answer}]
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError) as error:
+        client.fetch("manifest.json", "main")
+    server.faults.clear()
+    assert message in str(error.value)
+    assert isinstance(error.value, MissingFileError) == (answer["status"] == 404)
+
+
+def test_a_fetch_that_is_refused_for_a_moment_is_tried_again(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    server.faults[:] = [{"path": "/resolve/", "status": 503, "times": 8}]  # the client library asks six times, or once
+    client = HubClient(
+        REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=RetryPolicy(attempts=12, first_wait_s=0.01)
+    )
+    assert client.fetch(".gitattributes", "main").is_file()
+
+
 def test_whether_xet_is_there_is_found_out_before_threads_ask(monkeypatch):
     """huggingface_hub 2.0.0 says no to a thread that asks while another one finds out, and its file goes by LFS."""
     asked: list[str] = []
@@ -95,6 +138,17 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
         client.check_write()
 
 
+def test_a_server_that_is_no_hub_is_named(tmp_path):
+    """A proxy's login page, or HF_ENDPOINT with a wrong address: 200 and HTML."""
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "whoami-v2").write_text("<html>Log in</html>")
+    server = start_range_server(tmp_path)
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError, match=r"No JSON from http://127\.0\.0\.1:\d+: .*Check the network and HF_ENDPOINT"):
+        client.account()
+    server.stop()
+
+
 def test_a_bug_of_ours_stays_a_bug():
     client = HubClient(REPO, policy=HASTY)
     client.api.auth_check = lambda *arguments, **options: int("no number")  # type: ignore[method-assign]
@@ -104,5 +158,20 @@ def test_a_bug_of_ours_stays_a_bug():
 
 def test_tokens_are_taken_out_wherever_they_stand(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "odd-token")
-    text = without_tokens("Bearer abc.def and hf_AbCdEf123 and odd-token")
-    assert text == "*** and *** and ***"
+    text = without_tokens("Bearer abc.def and hf_AbCdEf123 and odd-token and hf_oauth_eyJh.b-C_d")
+    assert text == "*** and *** and *** and ***"
+
+
+def test_the_signature_of_a_stores_address_is_not_shown(server, tmp_path, monkeypatch):
+    """A store answers in XML, so what is told is the client's own text, which has the whole address."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    place = f"{server.url}/_cdn/{'0' * 64}?X-Amz-Credential=AKIA&X-Amz-Signature=5e1f"
+    server.faults[:] = [{"path": "/resolve/", "times": 99, "status": 302, "headers": {"Location": place}}]
+    server.faults.append({"path": "/_cdn/", "times": 99, "status": 403, "message": ""})
+    client = HubClient(REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HASTY)
+    with pytest.raises(HubError, match="403") as error:
+        client.sha256_of(".gitattributes", "main", lambda count: None)
+    server.faults.clear()
+    assert "X-Amz" not in str(error.value)
+    assert "_cdn" in str(error.value)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eaglehs.builder.hub_client import HubClient, RemoteFile
 from eaglehs.builder.index_store import read_index
 from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.pack_state import locked
@@ -265,6 +266,34 @@ def test_another_hash_in_the_hubs_listing_is_an_error_and_a_rerun_mends_it(pushe
     assert len(set(hub.finished_puts())) == len(hub.finished_puts())
 
 
+def test_what_the_branch_lists_at_the_end_is_compared_too(pusher, hub, dataset):
+    hub.state.forged["_index/samples.parquet"] = (
+        "e" * 64
+    )  # goes with the last commit, so nothing has compared it before
+    with pytest.raises(RemoteMismatchError, match=r"_index/samples.parquet has .* hash e{64}"):
+        pusher.push()
+    hub.state.forged.clear()
+    assert pusher.push().is_unchanged
+    assert set(hub.refs(REPO)) == {"main"}
+
+
+def test_a_shard_that_the_hub_cut_is_named_with_both_sizes(pusher, hub, dataset, monkeypatch):
+    listed, entry = HubClient.files, dataset.manifest.shards[1]
+
+    def cut(client: HubClient, revision: str) -> dict[str, RemoteFile]:
+        files = listed(client, revision)
+        return files | {
+            name: replace(file, size_bytes=file.size_bytes - 1_000)
+            for name, file in files.items()
+            if name == entry.name
+        }
+
+    monkeypatch.setattr(HubClient, "files", cut)
+    with pytest.raises(RemoteMismatchError, match=rf"{entry.name} has {entry.size_bytes - 1_000:,} bytes .* expected"):
+        pusher.push()
+    assert_not_visible(hub)
+
+
 def test_shards_can_be_sent_one_by_one_as_they_are_finished(pusher, hub, dataset):
     plan = pusher.plan()
     publication = Publication(pusher.client, BATCHED, Silent())
@@ -275,6 +304,14 @@ def test_shards_can_be_sent_one_by_one_as_they_are_finished(pusher, hub, dataset
         assert_not_visible(hub)
     assert publication.finish(plan) == hub.refs(REPO)["main"]
     assert_whole(hub, dataset)
+
+
+def test_a_list_of_licenses_is_replaced_whole(dataset):
+    card = dataset.folder.card
+    rest = card.read_text().removeprefix("---\nlicense: other\n")
+    card.write_text(f"---\nlicense:\n- mit\n- other\nlicense_name: acme\n{rest}")
+    set_license(card, "cc-by-4.0")
+    assert card.read_text() == f"---\nlicense: cc-by-4.0\n{rest}"
 
 
 def test_two_publishers_of_one_folder_exclude_each_other_and_a_pack_both(dataset):

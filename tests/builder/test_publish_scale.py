@@ -1,4 +1,4 @@
-"""The reference run, 500 shards of 2 GB, is planned in seconds and in little memory: no shard is read to be hashed."""
+"""The reference run, 500 shards of 2 GB, is planned in seconds and in little memory, and a shard is sent in little."""
 
 import json
 import subprocess
@@ -26,6 +26,35 @@ lines = Path("/proc/self/status").read_text().splitlines()  # getrusage would co
 peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 print(json.dumps([facts.num_sent, facts.sent_bytes, ended - loaded, loaded - began, peak]))
 """
+
+SEND = """
+import sys
+from pathlib import Path
+from eaglehs.builder.hub_client import HubClient
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+hub = HubClient(sys.argv[2])
+hub.create(private=False)
+before = peak()
+hub.send(Path(sys.argv[1]), "data/train-00000.tar", "main")
+print(peak() - before)
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("xet", [True, False], ids=["xet", "lfs"])
+def test_a_shard_is_sent_in_far_less_memory_than_its_bytes(tmp_path: Path, xet: bool):
+    shard = tmp_path / "shard.tar"
+    with shard.open("wb") as file:
+        file.truncate(600_000_000)
+    hub = start_hub(tmp_path / "hub", TOKENS)
+    environment = hub_environment(hub, tmp_path / "home", xet=xet)
+    command = [sys.executable, "-c", SEND, str(shard), REPO]
+    sent = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    hub.stop()
+    assert sent.returncode == 0, sent.stderr[-2000:]
+    assert int(sent.stdout) < 300_000_000
 
 
 @pytest.mark.timeout(300)

@@ -172,6 +172,11 @@ def test_a_worker_whose_server_goes_down_raises_the_same_error(dataset: Syntheti
         list(DataLoader(samples, batch_size=None, num_workers=1))
 
 
+def test_a_server_that_is_down_when_a_dataset_is_opened_is_an_error_with_what_to_do():
+    with pytest.raises(RemoteReadError, match=r"x/manifest\.json, the whole file: .*Try again once the server answers"):
+        stream("http://127.0.0.1:1/x")
+
+
 def test_whole_shards_are_kept_in_a_folder_and_read_from_there(dataset, server: RangeServer, tmp_path: Path):
     for _ in range(2):
         assert_all_samples(list(stream(server.url, cache_dir=tmp_path / "cache")), dataset)

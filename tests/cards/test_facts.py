@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from eaglehs.cards.facts import card_facts
 from eaglehs.cards.render import render_card
+from eaglehs.cards.report import render_report
 from eaglehs.schemas.manifest import Totals
 
 from tests.factories.manifests import make_manifest
+from tests.factories.statistics import make_statistics
 
 
 def test_the_reference_run_has_its_known_figures():
@@ -27,9 +30,15 @@ def test_a_small_set_fills_no_default_shuffle_buffer():
     assert facts.default_buffer_bytes == facts.payload_bytes
 
 
-def test_a_local_model_is_titled_by_its_last_part():
-    local = replace(make_manifest().model, name="/srv/models/tiny-kimi/")
-    assert card_facts(make_manifest(model=local)).title == "EAGLE-3 hidden states of tiny-kimi"
+@pytest.mark.parametrize("name", ["/srv/models/tiny-kimi/", "models/tiny-kimi"])
+def test_of_a_local_model_the_card_and_the_report_tell_the_last_part_of_its_path(name):
+    manifest = make_manifest(model=replace(make_manifest().model, name=name, revision="local-0123456789abcdef"))
+    assert card_facts(manifest).title == "EAGLE-3 hidden states of tiny-kimi"
+    card = render_card(manifest)
+    assert "| model | tiny-kimi, a local folder |" in card
+    assert "the model tiny-kimi, which computed the states | the model's own license |" in card
+    for page in (card, render_report(manifest, make_statistics())):
+        assert "models/" not in page
 
 
 def test_size_categories_are_the_hubs():

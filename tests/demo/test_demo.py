@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,18 @@ def test_it_prints_each_stage_the_arrays_and_what_to_do_next(demo):
         assert text in done.stdout
     assert "extract:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "card"])
+def test_what_it_says_to_do_with_the_dataset_works(demo, tmp_path, command):
+    folder, done = demo
+    shutil.copytree(folder.dataset, tmp_path / "dataset")
+    line = next(line.strip() for line in done.stdout.splitlines() if line.strip().startswith(f"eaglehs {command} "))
+    words = line.replace(str(folder.dataset), str(tmp_path / "dataset")).split()
+    ran = subprocess.run(
+        [str(Path(sys.executable).with_name("eaglehs")), *words[1:]], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, "before it can be published" in ran.stderr) == (0, False), ran.stderr
 
 
 def test_every_conversation_is_in_several_whole_shards(demo):

@@ -183,4 +183,13 @@ def test_all_commands_work_where_nothing_is_refused(case: Case):
 
 def test_a_server_that_gives_no_bytes_is_told_by_the_commands_that_want_them(case: Case):
     case.hub.faults.append({"path": r"/resolve/.*\.tar", "status": 403, "times": 999})
-    assert [case.run(command)[0] for command in ("verify", "inspect", "stream", "deep")] == [0, 0, 4, 4]
+    assert [case.run(command)[0] for command in ("verify", "inspect", "stream")] == [0, 0, 4]
+    code, printed = case.run("deep")
+    assert (code, f"The token from HF_TOKEN may not read {REPO}" in printed, "write" in printed) == (4, True, False)
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_busy_server_is_not_taken_for_a_repository_without_a_manifest(case: Case, command: str):
+    case.hub.faults.append({"path": "/resolve/", "status": 503, "times": 999})
+    code, printed = case.run(command)
+    assert (code, LATER in printed, "no dataset of eaglehs" in printed) == (4, True, False)

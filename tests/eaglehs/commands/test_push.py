@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -10,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from eaglehs.cards.licenses import CardTerms
 from eaglehs.cards.write import write_card
 
-from tests.eaglehs.cli import eaglehs, start_eaglehs
+from tests.eaglehs.cli import ENTRY, eaglehs, start_eaglehs
 from tests.factories.datasets import SyntheticDataset
 from tests.factories.published import (
     READER,
@@ -177,6 +180,39 @@ def test_files_of_an_earlier_layout_are_not_removed_unasked(hub, dataset, tmp_pa
     assert_whole(hub, small)
 
 
+def read_until_quiet(terminal: int, wanted: bytes) -> bytes:
+    """Return what comes until `wanted` has come and then half a second nothing; a bar draws ten times a second."""
+    seen, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.5)[0]:
+            seen += os.read(terminal, 65536)
+        elif wanted in seen:
+            return seen
+    raise AssertionError(f"never quiet: {seen[-500:]!r}")
+
+
+def test_on_a_terminal_the_question_stays_to_be_read_until_it_is_answered(hub, dataset, tmp_path):
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    assert eaglehs("push", dataset.root, REPO, **environment).returncode == 0
+    small = make_publishable(tmp_path / "small", lengths=(4, 9))
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*ENTRY, "push", str(small.root), REPO],
+        env={**os.environ, **environment, "TERM": "xterm", "COLUMNS": "120"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    seen = read_until_quiet(terminal, b"[y/N]")
+    assert seen.endswith(b"Remove these 3 files from the Hub? [y/N]: ")
+    os.write(terminal, b"n\n")
+    assert b"nothing was sent" in read_until_quiet(terminal, b"nothing was sent")
+    assert process.wait(20) == 2
+    os.close(terminal)
+    os.close(theirs)
+    assert_whole(hub, dataset)
+
+
 @pytest.mark.parametrize(
     ("token", "repo", "code", "message"),
     [
@@ -217,3 +253,31 @@ def test_the_license_that_is_given_stands_in_the_table_too_unless_the_card_was_c
     assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
     assert "license: mit\n" in card.read_text()
     assert "My own words." in card.read_text()
+
+
+def test_another_license_takes_the_name_of_the_one_before_it_along(hub, tmp_path):
+    bare = make_publishable(tmp_path / "bare", lengths=(4,))
+    card = write_card(bare.root, CardTerms(license="other", license_name="acme", license_link="https://example.org"))
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
+    assert "| this dataset | mit |" in card.read_text()
+    assert not {"acme", "https://example.org"} & set(card.read_text().split())
+    card.write_text(card.read_text() + "My own words.\n")
+    named = ("--license", "other", "--license-name", "acme: 2")
+    assert eaglehs("push", bare.root, REPO, *named, "--dry-run", **environment).returncode == 0
+    assert card.read_text().startswith("---\nlicense: other\nlicense_name: 'acme: 2'\npretty_name:")
+    assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
+    assert card.read_text().startswith("---\nlicense: mit\npretty_name:")
+
+
+@pytest.mark.parametrize("by_hand", ["", "My own words.\n"])
+@pytest.mark.parametrize(("license_id", "message"), [("mit-2", "is no license id"), ("other", "--license-name")])
+def test_a_license_that_can_not_be_is_refused_and_leaves_the_card(hub, tmp_path, by_hand, license_id, message):
+    bare = make_publishable(tmp_path / "bare", lengths=(4,))
+    card = write_card(bare.root, CardTerms(license="cc-by-4.0"))
+    card.write_text(card.read_text() + by_hand)
+    before = card.read_text()
+    environment = hub_environment(hub, tmp_path / "home", xet=False)
+    refused = eaglehs("push", bare.root, REPO, "--license", license_id, **environment)
+    assert (refused.returncode, message in refused.stderr, card.read_text() == before) == (2, True, True)
+    assert hub.log == []
