@@ -71,7 +71,10 @@ def pick_engine(settings: EngineSettings) -> tuple[str, str]:
 
     if settings.servers and settings.name == TRANSFORMERS:
         raise UsageError("--server needs the sglang engine, but --engine transformers is given")
-    engine, reason = (SGLANG, "--server is given") if settings.servers else choose_engine(settings.name)
+    if settings.servers:
+        engine, reason = SGLANG, "--server is given"
+    else:
+        engine, reason = choose_engine(settings.name, settings.sglang_python)
     if engine == TRANSFORMERS:
         _refuse_server_options(settings, reason)
     elif settings.servers:
