@@ -171,7 +171,7 @@ def _expected(settings: EngineSettings, address: ServerAddress, record: RunRecor
         layers=record.layers,
         rid_prefix=rid_prefix(record.run_id),
         dump_dir=found.dump_dir,
-        revision=None,
+        revision=found.revision,
         allow_untested=settings.allow_untested,
     )
 

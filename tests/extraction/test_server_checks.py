@@ -192,6 +192,15 @@ def test_a_revision_that_nobody_named_is_not_compared():
     check_server(make_evidence({"revision": "abc"}), dataclasses.replace(EXPECTED, revision=None))
 
 
+def test_a_commit_is_held_against_a_commit_and_not_against_the_name_of_a_branch():
+    ours, other = "a" * 40, "b" * 40
+    expected = dataclasses.replace(EXPECTED, revision=ours)
+    check_server(make_evidence({"revision": ours}), expected)
+    check_server(make_evidence({"revision": "main"}), expected)
+    with pytest.raises(ServerRefusedError, match=f"runs revision {other} of org/model, expected {ours}"):
+        check_server(make_evidence({"revision": other}), expected)
+
+
 def test_one_folder_under_two_names_is_one_model(tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "link").symlink_to("model")
