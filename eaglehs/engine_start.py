@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,10 +112,12 @@ def open_engine(settings: EngineSettings, record: RunRecord, folder: RunFolder, 
 
 @contextmanager
 def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder) -> Iterator[Engine]:
+    from .extraction.dump_folder import clean_after
     from .extraction.engines.transformers import TransformersEngine, TransformersSettings
 
-    spool = spool_of(settings, folder)
+    spool, prefix = spool_of(settings, folder), rid_prefix(record.run_id)
     shutil.rmtree(folder.root / ".spool", ignore_errors=True)  # left by a start that was killed
+    clean_after(spool, prefix)  # the same, where --dump-dir is given
     engine = TransformersEngine(
         TransformersSettings(
             model=record.model.name,
@@ -129,6 +131,8 @@ def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder
         yield engine
     finally:
         engine.close()  # a prompt that was interrupted may still be writing
+        with suppress(OSError):
+            clean_after(spool, prefix)
         shutil.rmtree(folder.root / ".spool", ignore_errors=True)
 
 

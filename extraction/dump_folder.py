@@ -102,6 +102,14 @@ def clean(folder: Path, *, rid_prefix: str = "") -> int:
     return len(ours)
 
 
+def clean_after(folder: Path, rid_prefix: str) -> None:
+    """Remove what a writer that has ended left of one run: its dumps and half-written files; the rest is not ours."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        is_part = path.name.startswith(f".{rid_prefix}") and path.name.endswith(".part")
+        if is_part or (path.name.startswith(rid_prefix) and is_dump(path.name)):
+            path.unlink(missing_ok=True)
+
+
 def default_dump_dir() -> Path:
     """Return `eaglehs` in shared memory, or in the folder for temporary files where there is none."""
     return (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())) / "eaglehs"
