@@ -13,7 +13,6 @@ dot are no part of the dataset; publishing leaves them out.
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from ..schemas import codec
 from ..schemas.atomic import make_folder, staged
 from ..schemas.errors import DataError, RecordError, StorageError, UsageError
 from ..schemas.index import IndexRow
+from ..schemas.locks import take_lock
 from ..schemas.manifest import DatasetFolder, ShardEntry
 from .index_store import index_schema, index_table, read_index_head, read_index_table, write_index
 from .plan import DatasetLayout
@@ -143,7 +143,7 @@ def locked(root: Path) -> Iterator[None]:
 
     Raises:
         UsageError: another process holds it.
-        StorageError: the folder can't be made or written.
+        StorageError: the folder can't be made, written or locked.
     """
     try:
         make_folder(root)
@@ -151,12 +151,8 @@ def locked(root: Path) -> Iterator[None]:
     except OSError as fault:
         raise StorageError(f"the dataset folder {root} can't be written: {fault.strerror}") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another eaglehs is packing into {root}", mend="Wait for it, or give another --out"
-            ) from None
+        if not take_lock(lock.fileno(), root):
+            raise UsageError(f"another eaglehs is packing into {root}", mend="Wait for it, or give another --out")
         yield
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..schemas.errors import StorageError, UsageError
+from ..schemas.locks import take_lock
 from .pack_state import LOCK_FILENAME
 
 
@@ -20,7 +20,7 @@ def publishing(dataset: Path, *, holds_pack_lock: bool = False) -> Iterator[None
 
     Raises:
         UsageError: another process publishes from the folder, or packs into it.
-        StorageError: the folder can't be opened.
+        StorageError: the folder can't be opened or locked.
     """
     try:
         folder = os.open(dataset, os.O_RDONLY | os.O_DIRECTORY)
@@ -28,10 +28,10 @@ def publishing(dataset: Path, *, holds_pack_lock: bool = False) -> Iterator[None
         raise StorageError(f"{dataset} can't be opened: {fault.strerror}") from None
     pack: int | None = None
     try:
-        _hold(folder, fcntl.LOCK_EX, f"another eaglehs is publishing {dataset}")
+        _hold(folder, dataset, f"another eaglehs is publishing {dataset}")
         if not holds_pack_lock and (dataset / LOCK_FILENAME).exists():
             pack = os.open(dataset / LOCK_FILENAME, os.O_RDONLY)
-            _hold(pack, fcntl.LOCK_SH, f"an eaglehs is packing into {dataset}")
+            _hold(pack, dataset, f"an eaglehs is packing into {dataset}", is_shared=True)
         yield
     finally:
         for handle in (folder, pack):
@@ -39,8 +39,6 @@ def publishing(dataset: Path, *, holds_pack_lock: bool = False) -> Iterator[None
                 os.close(handle)
 
 
-def _hold(handle: int, mode: int, what: str) -> None:
-    try:
-        fcntl.flock(handle, mode | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(what, mend="Wait for it to end; what it has sent is not sent again") from None
+def _hold(handle: int, dataset: Path, what: str, *, is_shared: bool = False) -> None:
+    if not take_lock(handle, dataset, is_shared=is_shared):
+        raise UsageError(what, mend="Wait for it to end; what it has sent is not sent again")

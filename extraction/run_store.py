@@ -6,7 +6,6 @@ the spool is freed. A kill between any two leaves files that no ledger line name
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -24,6 +23,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import StorageError, UsageError
 from ..schemas.keys import fan_out
 from ..schemas.ledger import Ledger, LedgerEntry, SampleStatus, cut_torn_line
+from ..schemas.locks import take_lock
 from ..schemas.prompt import Prompt
 from ..schemas.run import EngineFacts, RunFolder, RunRecord, check_same_run
 from ..schemas.sample import CheckedSample
@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         UsageError: another process holds it.
-        StorageError: the folder can't be made or written.
+        StorageError: the folder can't be made, written or locked.
     """
     try:
         make_folder(folder)
@@ -60,12 +60,10 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as fault:
         raise StorageError(f"the run folder {folder} can't be written: {fault.strerror}") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take_lock(lock.fileno(), folder):
             raise UsageError(
                 f"another eaglehs extract is writing to {folder}", mend="Wait for it, or give another --out"
-            ) from None
+            )
         yield
 
 
