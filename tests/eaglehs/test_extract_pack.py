@@ -99,6 +99,13 @@ def test_options_of_pack_without_it_are_refused(extract, option, tmp_path):
     assert "need --pack DATASET" in done.stderr
 
 
+def test_one_folder_for_run_and_dataset_is_refused(extract, tmp_path):
+    done = eaglehs(*extract, "--pack", "./run/", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--pack and --out both name run; a run and a dataset need a folder each" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dry_run_tells_shards_room_and_time_and_writes_nothing(extract, tmp_path):
     done = eaglehs(*extract, *PACK, "--dry-run", "--json", "--rate", "100", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
