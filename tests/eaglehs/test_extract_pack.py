@@ -99,10 +99,11 @@ def test_options_of_pack_without_it_are_refused(extract, option, tmp_path):
     assert "need --pack DATASET" in done.stderr
 
 
-def test_one_folder_for_run_and_dataset_is_refused(extract, tmp_path):
-    done = eaglehs(*extract, "--pack", "./run/", cwd=tmp_path)
+@pytest.mark.parametrize(("out", "dataset"), [("run", "./run/"), ("dataset/run", "dataset")])
+def test_a_run_in_the_datasets_folder_is_refused(extract, out, dataset, tmp_path):
+    done = eaglehs(*extract, "--out", out, "--pack", dataset, cwd=tmp_path)
     assert done.returncode == 2
-    assert "--pack and --out both name run; a run and a dataset need a folder each" in done.stderr
+    assert f"the run (--out {out}) would lie in the dataset's folder" in " ".join(done.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
