@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -114,11 +113,10 @@ class RunStore:
             self.append(entry)
         except OSError as fault:
             needed = sum(dump.size_bytes for dump in checked.dumps)
-            free = shutil.disk_usage(self.folder.root).free
             raise StorageError(
                 f"sample {prompt.key} ({counted(needed, 'byte')}) can't be kept in {self.folder.root}: "
                 f"{fault.strerror}",
-                why=f"{counted(free, 'byte is', 'bytes are')} free there",
+                why=free_there(self.folder.root),
                 mend="Free space and run the same command again: finished samples are kept",
             ) from None
         return entry
