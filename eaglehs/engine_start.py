@@ -143,7 +143,7 @@ def _managed(settings: EngineSettings, record: RunRecord, folder: RunFolder, pro
 
     prefix = rid_prefix(record.run_id)
     server_settings = replace(
-        resolve_settings(_serve_options(settings, record)), rid_prefix=prefix, log=folder.server_log
+        resolve_settings(_serve_options(settings, record)), rid_prefix=prefix, log=folder.server_log, is_bounded=True
     )
     with managed_server(server_settings, progress) as server:
         yield _sglang_engine(server, prefix, settings)
@@ -177,6 +177,7 @@ def _expected(settings: EngineSettings, address: ServerAddress, record: RunRecor
         dump_dir=found.dump_dir,
         revision=found.revision,
         allow_untested=settings.allow_untested,
+        is_bounded=True,
     )
 
 

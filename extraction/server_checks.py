@@ -36,6 +36,9 @@ class Expected:
     allow_untested: bool = False
     """Take a release of SGLang that is not known to work."""
 
+    is_bounded: bool = False
+    """The client sends no more than the dump folder holds, so that it need not hold what the server could dump."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:

@@ -56,6 +56,9 @@ class ServerSettings:
     allow_untested: bool = False
     """Start a release of SGLang that is not known to work."""
 
+    is_bounded: bool = False
+    """See `Expected` of extraction/server_checks.py."""
+
     log: Path | None = None
     """Where the server's output goes; None: stderr."""
 
