@@ -71,8 +71,9 @@ lint: $(VENV)/.ok
 	@for f in schemas extraction builder cards; do ln -sfn ../../../$$f build/typed/eaglehs/$$f; done
 	cd build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p eaglehs
 
+# With SGLang where it is there already; it is not fetched for the figure of capture alone.
 bench: $(VENV)/.bench
-	$(BIN)/python -m bench
+	$(if $(or $(SGLANG_GIVEN),$(wildcard $(SGLANG_VENV)/.ok)),EAGLEHS_SGLANG_PYTHON=$(SGLANG_PYTHON)) $(BIN)/python -m bench
 
 goldens: $(VENV)/.ok
 	$(BIN)/python -m tests.golden.remake

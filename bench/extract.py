@@ -3,7 +3,8 @@
     python -m bench.extract [--folder DIR] [--rounds 5] [--size 400MB] [--prompts 10000] [--finished 100000]
 
 The engine writes dumps of states that are in memory already, so what is timed is all that eaglehs does around a server:
-checks, copies, syncs, ledger, shards, index. Memory and resume run under /dev/shm, where a sync costs nothing.
+checks, copies, syncs, ledger, shards, index. Memory and resume run under /dev/shm, where a sync costs nothing. Last,
+where EAGLEHS_SGLANG_PYTHON names a Python with SGLang: capture on the CPU, as bench/gpu/overhead.py has it on a GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from eaglehs.memory import PLAIN_ALLOCATION, allocate_plainly
 from eaglehs.packing_keeper import PackOptions, open_packing
 from tests.factories.extractions import LAYOUT, extract_one_step, extract_two_steps, record_of
 from tests.fakes.engine import FakeEngine
+from tests.sglang_cpu.rig import PYTHON_VARIABLE, sglang_python
 
 SHARED_MEMORY = "/dev/shm"
 WIDE = 2048
@@ -171,6 +173,37 @@ def _resume_of_shards(place: Path, count: int) -> list[str]:
     return [f"{count:,} samples, in shards", f"{seconds:.2f} s", f"{cpu:.2f} s"]
 
 
+def capture_report(python: Path, rounds: int) -> str:
+    """Return the table of bench/gpu/overhead.py for a tiny Llama on the CPU, with real SGLang."""
+    from eaglehs.extraction.profile import load_profile
+
+    from bench.gpu import overhead
+    from tests.factories.models import write_tiny_llama
+    from tests.sglang_cpu.rig import cpu_environment
+
+    profile = load_profile("cpu")
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as place:
+        folder = Path(place)
+        os.environ.update({**cpu_environment(python, folder / "rig"), **profile.environment})
+        given = argparse.Namespace(
+            model=str(write_tiny_llama(folder / "model")),
+            layers="1,4,6",
+            width=128,
+            vocab=500,
+            prompts=48,
+            tokens=LONG,
+            concurrency=8,
+            passes=rounds,
+            warm=16,
+            keep=None,
+            sglang_python=str(python),
+            dump_dir=folder / "dumps",
+            logs=folder,
+            sglang_args=[*profile.server.arguments(), "--chunked-prefill-size", "2048"],
+        )
+        return overhead.report(overhead.measure(given))
+
+
 def _line(prompt: Prompt, name: str) -> str:
     from eaglehs.schemas import codec
 
@@ -207,6 +240,9 @@ def main() -> None:
     rows = memory_rows(given.prompts)
     print_table("Peak memory of the client", ("way", "100 prompts", f"{given.prompts:,} prompts", "ratio"), rows)
     print_table("A start before its first request", ("run", "wall", "CPU"), resume_rows(given.finished, given.prompts))
+    python = sglang_python()
+    told = capture_report(python, given.rounds) if python else f"not run: {PYTHON_VARIABLE} is not set"
+    print(f"\n### Capture overhead on the CPU, a Llama of width 128\n\n{told}")
 
 
 if __name__ == "__main__":

@@ -104,9 +104,7 @@ def diagnose(where: Where) -> Diagnosis:
     packages = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
     gpus = tuple(_gpus())
     sglang = _sglang(where.sglang_python or sys.executable)
-    engine, reason = choose_engine("auto")
-    if where.sglang_python and sglang.version:
-        engine, reason = "sglang", f"--sglang-python {where.sglang_python} has it"
+    engine, reason = choose_engine("auto", where.sglang_python)
     spool = where.dump_dir or default_dump_dir()
     folders = [_folder("run", where.out), _folder("spool", spool)]
     if _SHARED_MEMORY.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +71,10 @@ def pick_engine(settings: EngineSettings) -> tuple[str, str]:
 
     if settings.servers and settings.name == TRANSFORMERS:
         raise UsageError("--server needs the sglang engine, but --engine transformers is given")
-    engine, reason = (SGLANG, "--server is given") if settings.servers else choose_engine(settings.name)
+    if settings.servers:
+        engine, reason = SGLANG, "--server is given"
+    else:
+        engine, reason = choose_engine(settings.name, settings.sglang_python)
     if engine == TRANSFORMERS:
         _refuse_server_options(settings, reason)
     elif settings.servers:
@@ -109,10 +112,12 @@ def open_engine(settings: EngineSettings, record: RunRecord, folder: RunFolder, 
 
 @contextmanager
 def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder) -> Iterator[Engine]:
+    from .extraction.dump_folder import clean_after
     from .extraction.engines.transformers import TransformersEngine, TransformersSettings
 
-    spool = spool_of(settings, folder)
+    spool, prefix = spool_of(settings, folder), rid_prefix(record.run_id)
     shutil.rmtree(folder.root / ".spool", ignore_errors=True)  # left by a start that was killed
+    clean_after(spool, prefix)  # the same, where --dump-dir is given
     engine = TransformersEngine(
         TransformersSettings(
             model=record.model.name,
@@ -126,6 +131,8 @@ def _transformers(settings: EngineSettings, record: RunRecord, folder: RunFolder
         yield engine
     finally:
         engine.close()  # a prompt that was interrupted may still be writing
+        with suppress(OSError):
+            clean_after(spool, prefix)
         shutil.rmtree(folder.root / ".spool", ignore_errors=True)
 
 
@@ -136,7 +143,7 @@ def _managed(settings: EngineSettings, record: RunRecord, folder: RunFolder, pro
 
     prefix = rid_prefix(record.run_id)
     server_settings = replace(
-        resolve_settings(_serve_options(settings, record)), rid_prefix=prefix, log=folder.server_log
+        resolve_settings(_serve_options(settings, record)), rid_prefix=prefix, log=folder.server_log, is_bounded=True
     )
     with managed_server(server_settings, progress) as server:
         yield _sglang_engine(server, prefix, settings)
@@ -168,8 +175,9 @@ def _expected(settings: EngineSettings, address: ServerAddress, record: RunRecor
         layers=record.layers,
         rid_prefix=rid_prefix(record.run_id),
         dump_dir=found.dump_dir,
-        revision=None,
+        revision=found.revision,
         allow_untested=settings.allow_untested,
+        is_bounded=True,
     )
 
 

@@ -19,6 +19,7 @@ from .schemas.counts import counted
 from .schemas.errors import EngineError
 from .schemas.progress import Progress
 from .schemas.prompt import Prompt
+from .schemas.run import EngineFacts
 
 if TYPE_CHECKING:
     from .extraction.client import Client, Outcome
@@ -98,6 +99,7 @@ class ExtractLoop:
         from .extraction.interrupts import run_interruptible
 
         with self._engines.open() as engine:
+            self._tell_changes(engine.facts)
             self._store.begin(engine.facts)
             client = self._engines.client_of(engine)
             client.tally = self._tally
@@ -106,6 +108,16 @@ class ExtractLoop:
             except EngineDownError as fault:
                 return fault, tuple(client.under_way.values())
         return None
+
+    def _tell_changes(self, facts: EngineFacts) -> None:
+        from .extraction.engine_changes import engine_changes
+
+        changes = list(engine_changes(self._store.record.engine, facts))
+        if changes and any(self._store.ledger.finished()):
+            self._progress.note(
+                f"warning: the run goes on with another engine than before ({'; '.join(changes)}): the rows of "
+                "finished and new samples may differ by that, and run.json and the card name the new one"
+            )
 
     async def _run_client(self, client: Client, pending: Sequence[Prompt]) -> None:
         await client.run([prompt for prompt in pending if not self._deaths[prompt.key]], self._progress)

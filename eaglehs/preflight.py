@@ -247,9 +247,13 @@ def _needs(job: Job, plan: Plan, sizes: Sequence[int], spool_bytes: int) -> dict
     kept = job.run if job.pack is None else job.pack.dataset
     needs = {job.run: 0, kept: _kept_bytes(job, plan, sizes)}
     most = min(max(spool_bytes, max(sizes, default=0)), sum(sizes))
+    spooled: set[int] = set()  # the bound is one for the dump folders of all servers together
+    if job.pack is None:
+        spooled.add(_device(kept))  # a dump is renamed into the run: the same bytes
     for folder in job.dump_dirs:
-        is_moved = job.pack is None and _device(folder) == _device(kept)  # a rename: the same bytes
-        needs[folder] = needs.get(folder, 0) + (0 if is_moved else most)
+        device = _device(folder)
+        needs[folder] = needs.get(folder, 0) + (0 if device in spooled else most)
+        spooled.add(device)
     return needs
 
 

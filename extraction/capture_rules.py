@@ -65,6 +65,11 @@ def is_graph(value: Setting) -> bool:
     return is_chosen(value) and value != "disabled"
 
 
+def is_fused(value: Setting) -> bool:
+    """Tell whether a switch of the fused all-reduce is on, or its backend chosen."""
+    return is_on(value) or (isinstance(value, str) and is_chosen(value))
+
+
 def is_other_dtype(value: Setting) -> bool:
     """Tell whether a dtype is given that is not bfloat16."""
     return is_chosen(value) and str(value) not in {"auto", "bfloat16"}
@@ -142,6 +147,18 @@ RULES: tuple[Rule, ...] = (
         is_wrong=is_on,
         why=_SCATTERED,
         mend=_LEAVE_OUT,
+    ),
+    Rule(
+        name="fused all-reduce",
+        settings=(
+            "enable_flashinfer_allreduce_fusion",
+            "flashinfer_allreduce_fusion_backend",
+            "enable_aiter_allreduce_fusion",
+        ),
+        is_wrong=is_fused,
+        why="A layer's sum over the ranks is then left to the next layer, and between them, where states are captured, "
+        "each rank holds a part of it (sgl-project/sglang#28343)",
+        mend="Start the server with --enforce-disable-flashinfer-allreduce-fusion, and without the switches for it",
     ),
     Rule(
         name="all-to-all experts",

@@ -162,6 +162,7 @@ class Client:
         Raises:
             TooManyFailuresError: more than `max_failed` samples failed.
             EngineError, StorageError: the server or the disk failed; what was finished is kept.
+            OSError: the disk failed where nobody has put it into words.
         """
         queue = iter(prompts)  # shared: each worker takes the next prompt
         concurrency = concurrency or self.engine.concurrency
@@ -171,7 +172,7 @@ class Client:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(num_workers(concurrency), len(prompts))):
                     workers.create_task(self._work(queue, progress))
-        except* EaglehsError as faults:
+        except* (EaglehsError, OSError) as faults:
             raise _worst(faults) from None
         if self._halt is not None:
             raise self._halt
@@ -264,13 +265,13 @@ class Client:
         self._requests.release()
 
 
-def _worst(faults: BaseExceptionGroup[EaglehsError]) -> EaglehsError:
+def _worst(faults: BaseExceptionGroup[EaglehsError | OSError]) -> EaglehsError | OSError:
     """Return the fault that the user must see: the one that stands for the engine or disk before one of a sample."""
-    found: list[EaglehsError] = []
+    found: list[EaglehsError | OSError] = []
 
-    def gather(group: BaseExceptionGroup[EaglehsError]) -> None:
+    def gather(group: BaseExceptionGroup[EaglehsError | OSError]) -> None:
         for fault in group.exceptions:
             gather(fault) if isinstance(fault, BaseExceptionGroup) else found.append(fault)
 
     gather(faults)
-    return max(found, key=lambda fault: fault.exit_code)
+    return max(found, key=lambda fault: fault.exit_code if isinstance(fault, EaglehsError) else 0)

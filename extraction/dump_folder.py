@@ -8,7 +8,6 @@ eaglehs and by the server's guard, and goes with the last of them. What an earli
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from ..schemas.counts import counted
 from ..schemas.dump import CaptureStatus, DumpName, DumpNameError
 from ..schemas.errors import StorageError, UsageError
+from ..schemas.locks import take_lock
 
 LOCK_FILENAME = ".eaglehs.lock"
 
@@ -102,6 +102,14 @@ def clean(folder: Path, *, rid_prefix: str = "") -> int:
     return len(ours)
 
 
+def clean_after(folder: Path, rid_prefix: str) -> None:
+    """Remove what a writer that has ended left of one run: its dumps and half-written files; the rest is not ours."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        is_part = path.name.startswith(f".{rid_prefix}") and path.name.endswith(".part")
+        if is_part or (path.name.startswith(rid_prefix) and is_dump(path.name)):
+            path.unlink(missing_ok=True)
+
+
 def default_dump_dir() -> Path:
     """Return `eaglehs` in shared memory, or in the folder for temporary files where there is none."""
     return (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())) / "eaglehs"
@@ -125,7 +133,12 @@ def _lock(folder: Path) -> int:
     deadline = time.monotonic() + DYING_PATIENCE_S
     while True:
         lock = _open_lock(folder)
-        if _took(lock) and _is_same_file(lock, folder / LOCK_FILENAME):
+        try:
+            is_taken = take_lock(lock, folder)
+        except StorageError:
+            os.close(lock)
+            raise
+        if is_taken and _is_same_file(lock, folder / LOCK_FILENAME):
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             return lock
@@ -145,14 +158,6 @@ def _open_lock(folder: Path) -> int:
             f"the dump folder {folder} can't be made or written to: {fault.strerror}",
             mend="Give another one with --dump-dir",
         ) from None
-
-
-def _took(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_same_file(lock: int, path: Path) -> bool:

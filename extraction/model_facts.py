@@ -138,9 +138,14 @@ def _fetch_config(name: str, revision: str | None) -> Path:
         raise StorageError(f"config.json of {name} can't be fetched", why=first_line(fault)) from None
 
 
+def is_commit(revision: str) -> bool:
+    """Tell whether a revision is a commit of the Hub, and not a branch or tag, nor a local folder's hash."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def _commit_of(cached: Path) -> str | None:
     """Return the commit that a file of the Hub cache belongs to: its folder under `snapshots`."""
-    return cached.parent.name if _COMMIT.fullmatch(cached.parent.name) else None
+    return cached.parent.name if is_commit(cached.parent.name) else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

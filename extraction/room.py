@@ -12,8 +12,9 @@ from ..schemas.errors import StorageError
 RESERVE_BYTES = 1 << 20
 """Left free for ledger, run.json, index and manifest, so that a stopped run can still say what it has."""
 
-DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Errors of the operating system that are the disk's and not a bug of ours."""
+DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN})
+"""Errors of the operating system that are the disk's and not a bug of ours; the last two are a network disk's that
+went away."""
 
 
 class DiskNearlyFullError(StorageError):
@@ -37,8 +38,16 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
     Raises:
         DiskNearlyFullError: they can't.
+        StorageError: the folder is gone.
     """
-    free = shutil.disk_usage(folder).free
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as fault:
+        raise StorageError(
+            f"the disk of {folder} can't be looked at: {fault.strerror}",
+            why="The folder was removed or its disk went away; the run was stopped in order",
+            mend="Bring it back and run the same command again",
+        ) from None
     if free < needed_bytes + RESERVE_BYTES:
         raise DiskNearlyFullError(folder, free, needed_bytes)
 
@@ -56,5 +65,8 @@ def as_storage_error(fault: OSError, folder: Path) -> StorageError | None:
 
 def free_there(folder: Path) -> str:
     """Return how much is free on the disk of `folder`, in words."""
-    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # it is gone
+        free = 0
     return f"{counted(free, 'byte is', 'bytes are')} free there"

@@ -6,14 +6,14 @@ Precedence: the command's own options, SGLang arguments after `--`, the profile,
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..schemas.errors import EngineError, UsageError
 from ..schemas.progress import Progress
 from ..schemas.states import check_layers, default_layers
 from .dump_folder import default_dump_dir
-from .model_facts import read_model_facts
+from .model_facts import is_commit, read_model_facts
 from .profile import Profile, load_profile
 from .server import ServerDiedError, managed_server
 from .server_command import ServerCommand, ServerSettings, build_command
@@ -91,12 +91,15 @@ def serve(options: ServeOptions, progress: Progress) -> None:
         EngineError: it did not come up, would not capture right, or has ended by itself.
     """
     settings = resolve_settings(options)
-    check_layers(settings.layers, read_model_facts(settings.model, revision=settings.revision).num_layers)
+    facts = read_model_facts(settings.model, revision=settings.revision)
+    check_layers(settings.layers, facts.num_layers)
+    if is_commit(facts.revision):  # a branch may move; and runs compare the server's commit with their own
+        settings = replace(settings, revision=facts.revision)
     with managed_server(settings, progress) as server:
         layers = ",".join(map(str, settings.layers))
         progress.note(
             f"ready at {server.url}, capturing layers {layers} into {settings.dump_dir}. Use it with: "
             f"eaglehs extract --server {server.url} --dump-dir {settings.dump_dir} --model {settings.model} "
-            f"--layers {layers} --prompts ..."
+            f"{f'--revision {options.revision} ' if options.revision else ''}--layers {layers} --prompts ..."
         )
         raise ServerDiedError(server.wait(), None, "")

@@ -224,4 +224,5 @@ def _expected_of(settings: ServerSettings) -> Expected:
         dump_dir=settings.dump_dir,
         revision=settings.revision,
         allow_untested=settings.allow_untested,
+        is_bounded=settings.is_bounded,
     )

@@ -17,6 +17,7 @@ from ..schemas.dump import CaptureStatus
 from ..schemas.errors import EngineError, RecordError
 from .capture_rules import violations_in_info
 from .capture_status import READY
+from .model_facts import is_commit
 from .sglang_versions import UNTESTED_MEND, is_supported, parse_version, supported_range
 
 DTYPE = "bfloat16"
@@ -31,10 +32,13 @@ class Expected:
     rid_prefix: str
     dump_dir: Path
     revision: str | None = None
-    """As the server was or should have been told; None: not compared."""
+    """The commit, or what the server should have been told; None: not compared."""
 
     allow_untested: bool = False
     """Take a release of SGLang that is not known to work."""
+
+    is_bounded: bool = False
+    """The client sends no more than the dump folder holds, so that it need not hold what the server could dump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,10 @@ def _is_same_model(found: str, wanted: str) -> bool:
 
 def _revision_fault(evidence: Evidence, expected: Expected) -> str:
     found = evidence.info.get("revision")
-    is_other = found is not None and expected.revision is not None and found != expected.revision
+    if found is None or expected.revision is None:
+        return ""
+    tells_commit = is_commit(str(found)) or not is_commit(expected.revision)  # the name of a branch does not
+    is_other = tells_commit and found != expected.revision
     return f"the server runs revision {found} of {expected.model}, expected {expected.revision}" if is_other else ""
 
 

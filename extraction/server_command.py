@@ -21,6 +21,9 @@ PLUGIN_NAME = "eaglehs"
 GRAPH_BACKENDS_SINCE = (0, 5, 14)
 """The first SGLang version with one graph backend for each phase; older ones have two switches."""
 
+NO_FUSION = "--enforce-disable-flashinfer-allreduce-fusion"
+"""SGLang turns the fusion on by itself for DeepSeek, Kimi-K2.5 and others under --tp-size: see capture_rules.py."""
+
 _OURS = {
     "--model-path": "--model",
     "--model": "--model",
@@ -55,6 +58,9 @@ class ServerSettings:
     trust_remote_code: bool = False
     allow_untested: bool = False
     """Start a release of SGLang that is not known to work."""
+
+    is_bounded: bool = False
+    """See `Expected` of extraction/server_checks.py."""
 
     log: Path | None = None
     """Where the server's output goes; None: stderr."""
@@ -130,7 +136,7 @@ def build_command(
     if settings.trust_remote_code:
         argv.append("--trust-remote-code")
     argv += ["--host", settings.host, "--port", str(port), "--skip-tokenizer-init", "--disable-radix-cache"]
-    argv += _graphs_off(version)
+    argv += [*_graphs_off(version), NO_FUSION]
     argv += [*settings.profile.server.arguments(), *settings.extra_args]
     return ServerCommand(argv=tuple(argv), environment=_environment(settings, plugin_site))
 

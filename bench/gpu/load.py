@@ -110,7 +110,7 @@ def wait_until_serving(url: str, is_alive: Callable[[], bool], timeout_s: float)
         if not is_alive():
             raise SystemExit("the server has ended")
         with contextlib.suppress(httpx.HTTPError):
-            body = {"input_ids": random_ids(16, 1), "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+            body = {"input_ids": list(range(5, 21)), "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
             if httpx.post(f"{url}/generate", json=body, timeout=120, trust_env=False).status_code == httpx.codes.OK:
                 return
         time.sleep(0.5)

@@ -181,6 +181,11 @@ def extract(
     )
     if push is None and pushed != PushOptions(repo=""):
         raise typer.BadParameter("--delete-pushed, --private, --license and --license-name need --push ORG/NAME")
+    if pack is not None and out.resolve().is_relative_to(pack.resolve()):
+        raise typer.BadParameter(
+            f"the run (--out {out}) would lie in the dataset's folder (--pack {pack}) and be published with it; "
+            "give each a folder of its own"
+        )
     if push is not None and pack is None:
         raise typer.BadParameter("--push needs --pack DATASET: shards are what is sent")
     if delete_pushed and shuffle is not None:

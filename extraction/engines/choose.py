@@ -17,11 +17,11 @@ _DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 _NVIDIA_SMI_TIMEOUT_S = 20.0
 
 
-def choose_engine(name: str) -> tuple[str, str]:
+def choose_engine(name: str, sglang_python: str | None = None) -> tuple[str, str]:
     """Return the engine for `--engine name` and a one-line reason for the user.
 
-    `auto` is sglang where it can be imported and a GPU is visible, else transformers. A name that was asked for is
-    taken as it is: whether that engine can start is its own to say.
+    `auto` is sglang where it can be imported, or another Python is named that has it, and a GPU is visible, else
+    transformers. What was asked for is taken as it is: whether that engine can start is its own to say.
 
     Raises:
         UsageError: the name is none of auto, sglang, transformers.
@@ -30,11 +30,12 @@ def choose_engine(name: str) -> tuple[str, str]:
         return name, f"--engine {name} is given"
     if name != "auto":
         raise UsageError(f"--engine {name!r} is none of auto, {SGLANG}, {TRANSFORMERS}")
-    if importlib.util.find_spec("sglang") is None:
+    where = f"--sglang-python {sglang_python} is given" if sglang_python else "SGLang is installed"
+    if not sglang_python and importlib.util.find_spec("sglang") is None:
         return TRANSFORMERS, "SGLang is not installed (pip install 'eaglehs[sglang]'); fit for small models only"
     if not has_gpu():
-        return TRANSFORMERS, "SGLang is installed but no GPU is visible; fit for small models only"
-    return SGLANG, "SGLang is installed and a GPU is visible"
+        return TRANSFORMERS, f"{where} but no GPU is visible; fit for small models only"
+    return SGLANG, f"{where} and a GPU is visible"
 
 
 def has_gpu() -> bool:

@@ -11,6 +11,7 @@ from eaglehs.extraction.engines import choose
 
 from eaglehs import doctor
 from eaglehs.doctor import Where, diagnose
+from eaglehs.engine_start import EngineSettings, pick_engine
 from tests.eaglehs.cli import eaglehs
 
 
@@ -59,6 +60,15 @@ def test_the_sglang_that_is_named_must_be_a_supported_one(version, fault, tmp_pa
     assert found.sglang.is_supported == (not fault)
     assert fault in " ".join(found.faults)
     assert bool(found.faults) == bool(fault)
+
+
+def test_doctor_and_extract_take_the_same_engine(monkeypatch, tmp_path):
+    python = python_with_sglang(tmp_path, "0.5.23")
+    for has_gpu, engine in ((True, "sglang"), (False, "transformers")):
+        monkeypatch.setattr(choose, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        found = diagnose(Where(out=tmp_path, dump_dir=tmp_path, sglang_python=python))
+        assert (found.engine, found.engine_reason) == pick_engine(EngineSettings(sglang_python=python))
+        assert found.engine == engine
 
 
 def test_a_named_python_without_sglang_stops_a_run(tmp_path):

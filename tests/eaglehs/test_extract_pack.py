@@ -99,6 +99,14 @@ def test_options_of_pack_without_it_are_refused(extract, option, tmp_path):
     assert "need --pack DATASET" in done.stderr
 
 
+@pytest.mark.parametrize(("out", "dataset"), [("run", "./run/"), ("dataset/run", "dataset")])
+def test_a_run_in_the_datasets_folder_is_refused(extract, out, dataset, tmp_path):
+    done = eaglehs(*extract, "--out", out, "--pack", dataset, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"the run (--out {out}) would lie in the dataset's folder" in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dry_run_tells_shards_room_and_time_and_writes_nothing(extract, tmp_path):
     done = eaglehs(*extract, *PACK, "--dry-run", "--json", "--rate", "100", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -10,13 +10,16 @@ import pytest
 from eaglehs.extraction.engines.transformers import TransformersEngine
 from eaglehs.extraction.final_check import WrongFinalError
 from eaglehs.schemas.codec import read_record
+from eaglehs.schemas.dump import rid_prefix
 from eaglehs.schemas.manifest import Manifest
 from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.run import RunFolder
 
-from eaglehs.engine_start import EngineSettings
+from eaglehs.engine_start import EngineSettings, open_engine
 from eaglehs.extract_run import ExtractSettings
 from eaglehs.extract_run import extract as extract_run
 from tests.eaglehs.cli import STARTED, eaglehs, ledger_lines, start_eaglehs, wait_until
+from tests.factories.records import model_facts, run_record
 
 
 @pytest.fixture
@@ -90,6 +93,21 @@ def test_a_killed_run_goes_on_and_packs_to_the_bytes_of_an_unbroken_one(kill_at,
     assert not (run / ".spool").exists()
     assert eaglehs("pack", "--shard-size", "2MB", cwd=tmp_path).returncode == 0
     assert shard_hashes(tmp_path / "dataset") == shard_hashes(unbroken / "dataset")
+
+
+def test_what_a_killed_start_left_in_a_dump_folder_is_removed_and_nothing_else(tiny_model, tmp_path):
+    record = run_record(layers=(1, 2), model=model_facts(name=str(tiny_model), revision="local-1"))
+    prefix, spool = rid_prefix(record.run_id), tmp_path / "spool"
+    left = [f"{prefix}a-100.000000-000006.pt", f".{prefix}b-100.000000-000006.pt.12-34.part"]
+    kept = ["eh-other-a-100.000000-000006.pt", "notes.txt"]
+    spool.mkdir()
+    for name in (*left, *kept):
+        (spool / name).write_bytes(b"")
+    settings = EngineSettings(name="transformers", dump_dir=spool)
+    with open_engine(settings, record, RunFolder(tmp_path / "run"), Silent()):
+        assert sorted(os.listdir(spool)) == sorted(kept)
+        (spool / left[0]).write_bytes(b"")  # as of a prompt that Ctrl-C cut off
+    assert sorted(os.listdir(spool)) == sorted(kept)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])

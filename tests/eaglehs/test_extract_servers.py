@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from eaglehs.extraction.server_checks import ServerRefusedError
+from eaglehs.schemas.progress import Silent
+from eaglehs.schemas.run import RunFolder
 
+from eaglehs.engine_start import EngineSettings, open_engine
 from tests.eaglehs.cli import eaglehs, ledger_lines
+from tests.factories.records import model_facts, run_record
 from tests.fakes.sglang_server import HIDDEN, FakeSettings, FakeSglang, Faults
 
 NUM_PROMPTS = 30
@@ -95,6 +100,19 @@ def test_a_server_that_fails_its_checks_is_told_before_any_prompt_is_sent(start,
     assert done.returncode == 3, done.stderr
     assert "prefix cache" in done.stderr
     assert all(body["rid"].startswith("eaglehs-start-") or "-trial-" in body["rid"] for body in one.requests)
+
+
+def test_a_server_that_was_started_with_another_commit_of_the_model_is_refused(start, tmp_path):
+    fake = start(info={"model_path": "org/model", "revision": "b" * 40})
+    settings = EngineSettings(servers=(f"{fake.url}={fake.settings.dump_dir}",))
+    for commit, is_right in (("b" * 40, True), ("a" * 40, False)):
+        record = run_record(layers=(1, 2), model=model_facts(name="org/model", revision=commit))
+        opened = open_engine(settings, record, RunFolder(tmp_path), Silent())
+        if is_right:
+            with opened:
+                continue
+        with pytest.raises(ServerRefusedError, match=f"runs revision {'b' * 40} of org/model, expected {commit}"):
+            opened.__enter__()
 
 
 def test_a_release_that_is_not_known_is_refused_by_name_and_taken_where_the_user_says_so(

@@ -69,6 +69,17 @@ def test_a_spool_on_another_disk_is_counted_there(job, monkeypatch):
     assert kept.folders == (str(job.run),)
 
 
+def test_the_spools_of_several_servers_on_one_disk_have_one_bound_together(job, monkeypatch, tmp_path):
+    job = replace(job, dump_dirs=tuple(tmp_path / f"spool{number}" for number in range(8)), concurrency=4 * 8)
+    two_disks(monkeypatch, job)
+    found = forecast(replace(job, spool_bytes=50_000))
+    _, spool = found.spaces
+    assert (len(spool.folders), spool.needed_bytes) == (8, 50_000)
+    free = dict.fromkeys(job.dump_dirs, 60_000) | {job.run: 10**9}
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: free[folder])
+    check_room(job, forecast(job))  # half of what is free, by default
+
+
 def test_one_step_needs_its_shards_and_the_spool_and_less_the_more_is_there(job, tmp_path):
     pack = PackOptions(dataset=tmp_path / "d", shard_size_bytes=40_960)
     job = replace(job, pack=pack, spool_bytes=30_000)

@@ -189,6 +189,22 @@ def test_a_slow_or_untidy_server_costs_nothing(fault: dict[str, Any], extract: E
     assert len(entries(tmp_path, SampleStatus.DONE)) == NUM_PROMPTS
 
 
+def test_a_server_that_could_dump_more_than_the_folder_holds_is_used_since_the_spool_is_bounded(extract: Extract):
+    done = extract(info={"chunked_prefill_size": 10**12})
+    assert done.code == 0, done.text
+
+
+def test_a_run_that_goes_on_with_another_server_than_before_says_what_is_other(extract: Extract, tmp_path: Path):
+    write_prompts(tmp_path, poison=(20,))
+    first = extract("--max-restarts", 0, "--concurrency", 1, "--", "--quantization", "fp8", poison=POISON)
+    assert (first.code, "another engine" in first.text) == (3, False)
+    same = extract("--max-restarts", 0, "--concurrency", 1, "--", "--quantization", "fp8", poison=POISON)
+    assert (same.code, "another engine" in same.text) == (3, False)  # its port is another one, which does not matter
+    other = extract("--concurrency", 1, "--", "--tp-size", 4)
+    assert other.code == 0, other.text
+    assert "than before (--quantization fp8 then, not now; --tp-size 4 now, not then): the rows" in other.text
+
+
 def test_a_port_in_use_is_refused_before_anything_starts(extract: Extract, tmp_path: Path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

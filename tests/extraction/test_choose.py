@@ -46,6 +46,15 @@ def test_auto_is_sglang_only_with_sglang_and_a_gpu(machine, sglang: bool, gpus: 
     assert "\n" not in why
 
 
+@pytest.mark.parametrize(("gpus", "engine"), [(1, "sglang"), (0, "transformers")])
+def test_auto_takes_the_sglang_of_another_python_that_is_named(machine, gpus: int, engine: str):
+    machine(sglang=False, gpus=gpus)
+    chosen, why = choose_engine("auto", "/opt/sglang/bin/python")
+    assert chosen == engine
+    assert "--sglang-python /opt/sglang/bin/python is given" in why
+    assert choose_engine("auto", "") == choose_engine("auto")  # as an empty EAGLEHS_SGLANG_PYTHON gives it
+
+
 @pytest.mark.parametrize("name", ["sglang", "transformers"])
 def test_an_engine_that_is_asked_for_is_taken(machine, name: str):
     machine(sglang=False, gpus=0)

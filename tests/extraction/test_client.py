@@ -11,6 +11,7 @@ from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.plan import DatasetLayout
 from eaglehs.extraction.client import Client, ClientSettings, NothingAnsweredError, TooManyFailuresError
 from eaglehs.extraction.engines.protocol import EngineDownError, PassingError
+from eaglehs.extraction.room import as_storage_error
 from eaglehs.extraction.run_store import open_store
 from eaglehs.schemas.errors import DataError, EngineError, StorageError
 from eaglehs.schemas.progress import Silent
@@ -197,6 +198,24 @@ def test_a_full_disk_ends_the_run_with_both_numbers_and_keeps_what_was_finished(
     outcome, store = start(engine, folder, prompts)
     assert outcome.num_done == 5
     assert len(list(store.ledger.finished())) == 8
+
+
+def test_a_disk_that_goes_away_is_told_once_and_not_as_a_group_of_errors(engine, folder, monkeypatch):
+    def is_gone(_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    store = open_run(folder, make_prompts(8))
+    store.begin(engine.facts)
+    monkeypatch.setattr("shutil.disk_usage", is_gone)
+    watching = Client(engine, store, None, ClientSettings(keep_dir=folder.root))
+    with pytest.raises(StorageError, match=r"the disk of .*run can't be looked at: Stale file handle"):
+        asyncio.run(watching.run(make_prompts(8), Silent()))
+    assert not engine.asked
+
+    reading = Client(engine, store, lambda p, a: is_gone(p), ClientSettings())
+    with pytest.raises(OSError, match="Stale file handle") as told:
+        asyncio.run(reading.run(make_prompts(8), Silent()))
+    assert as_storage_error(told.value, folder.root).exit_code == 4
 
 
 def test_a_row_of_another_request_never_counts(engine, folder):

@@ -42,6 +42,8 @@ INFO: dict[str, Any] = {
     "dp_size": 1,
     "tp_size": 8,
     "moe_a2a_backend": "none",
+    "enable_flashinfer_allreduce_fusion": False,
+    "flashinfer_allreduce_fusion_backend": None,
     "enable_dp_attention": False,
     "enable_two_batch_overlap": False,
     "disaggregation_mode": "null",
@@ -65,6 +67,9 @@ WRONG_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("context parallelism", {"dcp_size": 2}),
     ("context parallelism", {"enable_prefill_cp": True}),
     ("scattered rows", {"enable_layernorm_sp": True}),
+    ("fused all-reduce", {"enable_flashinfer_allreduce_fusion": True}),
+    ("fused all-reduce", {"flashinfer_allreduce_fusion_backend": "auto"}),
+    ("fused all-reduce", {"enable_aiter_allreduce_fusion": True}),
     ("all-to-all experts", {"moe_a2a_backend": "deepep"}),
     ("prefill CUDA graph", {"cuda_graph_config": {"prefill": {"backend": "breakable"}}}),
     ("prefill CUDA graph", {"cuda_graph_backend_prefill": "full"}),
@@ -107,6 +112,8 @@ WRONG_ARGUMENTS: list[tuple[str, list[str]]] = [
     ("prefill CUDA graph", ["--cuda-graph-config", '{"prefill": {"backend": "full"}}']),
     ("forced piecewise CUDA graph", ["--enforce-piecewise-cuda-graph"]),
     ("two-batch overlap", ["--enable-two-batch-overlap"]),
+    ("fused all-reduce", ["--enable-flashinfer-allreduce-fusion"]),
+    ("fused all-reduce", ["--flashinfer-allreduce-fusion-backend", "trtllm"]),
     ("other dtype", ["--dtype", "float16"]),
 ]
 
@@ -114,6 +121,7 @@ GOOD_ARGUMENTS = [
     ["--tp-size", "8", "--mem-fraction-static", "0.85", "--disable-radix-cache"],
     ["--pp-size", "1", "--dp-size=1", "--enable-mixed-chunk"],
     ["--dp-size", "4", "--tp-size", "2"],
+    ["--enforce-disable-flashinfer-allreduce-fusion"],
     ["--cuda-graph-config", '{"decode": {"backend": "full"}, "prefill": {"backend": "disabled"}}'],
     ["--disable-cuda-graph", "--disable-piecewise-cuda-graph", "--dtype", "bfloat16"],
     ["--speculative-algorithm", "none"],
@@ -190,6 +198,15 @@ def test_layers_in_another_order_are_the_same_layers():
 def test_a_revision_that_nobody_named_is_not_compared():
     check_server(make_evidence({"revision": None}), EXPECTED)
     check_server(make_evidence({"revision": "abc"}), dataclasses.replace(EXPECTED, revision=None))
+
+
+def test_a_commit_is_held_against_a_commit_and_not_against_the_name_of_a_branch():
+    ours, other = "a" * 40, "b" * 40
+    expected = dataclasses.replace(EXPECTED, revision=ours)
+    check_server(make_evidence({"revision": ours}), expected)
+    check_server(make_evidence({"revision": "main"}), expected)
+    with pytest.raises(ServerRefusedError, match=f"runs revision {other} of org/model, expected {ours}"):
+        check_server(make_evidence({"revision": other}), expected)
 
 
 def test_one_folder_under_two_names_is_one_model(tmp_path: Path):

@@ -112,7 +112,9 @@ def run_case(rig: Rig, case: Case, unbroken: Unbroken) -> tuple[object, ...]:
     else:
         pack(case, folder)
         faults += check(folder, unbroken, case, before, saved)
-    recomputed = num_recomputed(folder, before)
+        faults += left_in_spool(rig, case)
+    if recomputed := num_recomputed(folder, before):
+        faults.append(f"{recomputed} finished samples were computed again")
     if not faults:
         shutil.rmtree(folder)
     seconds = f"{time.monotonic() - started:.0f}"
@@ -194,6 +196,15 @@ def check(folder: Path, unbroken: Unbroken, case: Case, before: list[LedgerEntry
         yield "shards differ from the unbroken run's"
     yield from unlike(folder, unbroken)
     yield from changed(folder, case, finished(before), saved)
+
+
+def left_in_spool(rig: Rig, case: Case) -> Iterator[str]:
+    """Yield what dumps are still in the dump folder, whole or half-written."""
+    options = rig.engine if case.has_own_server else rig.attached
+    spool = Path(options[options.index("--dump-dir") + 1]) if "--dump-dir" in options else None
+    names = [path.name for path in spool.iterdir()] if spool and spool.is_dir() else []
+    if left := [name for name in names if name.startswith(("eh-", ".eh-"))]:
+        yield f"dumps are left: {left}"
 
 
 def unlike(folder: Path, unbroken: Unbroken) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`eaglehs serve`: what it shows, what it refuses, and how it ends."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 import typer
+from eaglehs.schemas.errors import EngineError
 from typer.testing import CliRunner
 
 from eaglehs.commands.serve import serve
 from tests.extraction.test_process import is_alive, wait_until
 from tests.factories.models import write_tiny_llama
+from tests.factories.records import model_facts
 from tests.fakes.sglang_server import Faults, fake_site, to_environment
 
 
@@ -76,6 +79,25 @@ def test_json_without_print_is_refused():
 def test_layers_that_the_model_does_not_have_are_refused_before_anything_starts(tmp_path: Path):
     model = write_tiny_llama(tmp_path)
     assert "layer 8 is out of range" in str(invoke("--model", str(model), "--layers", "2,8").exception)
+
+
+def test_a_branch_is_served_as_the_commit_that_it_is_now(monkeypatch: pytest.MonkeyPatch):
+    served: list[str | None] = []
+
+    @contextlib.contextmanager
+    def managed(settings, _):
+        served.append(settings.revision)
+        raise EngineError("not today")
+        yield
+
+    monkeypatch.setattr("eaglehs.extraction.serve.managed_server", managed)
+    for found in ("c" * 40, "local-1"):
+        monkeypatch.setattr(
+            "eaglehs.extraction.serve.read_model_facts",
+            lambda name, revision, found=found: model_facts(name=name, revision=found),
+        )
+        invoke("--model", "org/model", "--layers", "1,2")
+    assert served == ["c" * 40, None]
 
 
 def start_serve(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
