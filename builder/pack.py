@@ -36,6 +36,7 @@ from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, ope
 from .pack_state import Claim, PackedShard, PackState, SetAside, locked
 from .plan import Plan, ShardPlan, plan_dataset
 from .run_reader import Run, failures_by_class, open_run
+from .sequential_file import BufferPool
 from .shard_packer import PackTarget, ShardPacker, ShardResult
 from .side_by_side import side_by_side
 
@@ -226,7 +227,7 @@ class _FromDumps:
         self._run = run
         self._folder = folder
         self._progress = progress
-        self._target = PackTarget(folder=folder, codec=self._layout.codec)
+        self._target = PackTarget(folder=folder, codec=self._layout.codec, buffers=BufferPool(workers))
 
     def make(self, shard: ShardPlan, fingerprint: str, stop: threading.Event) -> ShardResult:
         return ShardPacker(self._run, self._target, self._progress, stop).pack(shard, fingerprint)

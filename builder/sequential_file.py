@@ -24,8 +24,11 @@ from typing import BinaryIO, Self
 from .write_out import begin_write_out
 
 BUFFER_BYTES = 4 * 1024 * 1024
-NUM_BUFFERS = 16
+MOST_PER_FILE = 16
 """64 MiB a file under way: what SHA-256 hashes (1.8 GB/s a core) while the next sample of 100 MB is being checked."""
+
+MOST_IN_ALL = 32
+"""128 MiB, however many files are under way: with torch and pyarrow a pack stays under 500 MB."""
 
 _ALIGNMENT = 4096
 """Of addresses, offsets and lengths under O_DIRECT; the largest logical block of today's disks."""
@@ -48,8 +51,11 @@ class BufferPool:
     Its methods may be called from any thread.
     """
 
-    def __init__(self) -> None:
-        """Nothing is taken from the system yet."""
+    def __init__(self, num_files: int = 1) -> None:
+        """`num_files` are under way at once, at most; nothing is taken from the system yet."""
+        self.per_file = max(2, min(MOST_PER_FILE, MOST_IN_ALL // num_files))
+        """Buffers that each of them may have: one is filled while others are hashed and written."""
+
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
@@ -154,7 +160,7 @@ class SequentialFile:
         self._start, self._filled, self._buffer = start + self._filled, 0, memoryview(b"")
 
     def _next(self) -> memoryview:
-        return self._wait() if len(self._under_way) == NUM_BUFFERS else self._buffers.take()
+        return self._wait() if len(self._under_way) == self._buffers.per_file else self._buffers.take()
 
     def _wait(self) -> memoryview:
         """Return the oldest buffer under way once it is hashed and written."""

@@ -111,7 +111,7 @@ class PackTarget:
     codec: Codec
     """Of finished shards."""
 
-    buffers: BufferPool = field(default_factory=BufferPool)
+    buffers: BufferPool
 
 
 class ShardPacker:

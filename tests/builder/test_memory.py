@@ -1,4 +1,4 @@
-"""Packing and verifying take no more memory for more data: nothing of a dump or shard is held, mapped or copied."""
+"""Packing and verifying take no more memory for more data, nor for longer samples: no dump or shard is held or mapped."""
 
 import json
 import os
@@ -11,14 +11,14 @@ import torch
 from tests.factories.dumps import make_prompt, write_dumps
 from tests.factories.runs import SyntheticRun, append_ledger, start_run
 
-H, T = 7168, 2000
+H, T = 7168, 8000
 SAMPLE_BYTES = T * H * 2 * 4
 NUM_SAMPLES = int(os.environ.get("EAGLEHS_MEMORY_TEST_GB", "1")) * 1_000_000_000 // SAMPLE_BYTES
-LIMIT_BYTES = 700_000_000
-"""torch and pyarrow alone are about 400 MB; the limit that is promised is 1.5 GB for a dataset of 4 GB."""
+LIMIT_BYTES = 500_000_000
+"""torch and pyarrow are half of it; a sample alone would be most of the rest."""
 
 SCRIPT = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 from eaglehs.builder.pack import PackSettings, pack_run
 from eaglehs.builder.verify import verify
@@ -26,15 +26,16 @@ from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.states import Codec
 run, out, coded = map(Path, sys.argv[1:])
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-coded_settings = PackSettings(shard_size_bytes=400_000_000, workers=2, codec=Codec.PLANES_ZSTD)
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage would count the parent's before the exec
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+coded_settings = PackSettings(shard_size_bytes=500_000_000, workers=4, codec=Codec.PLANES_ZSTD)
 figures = {}
 for name, work in (
-    ("pack", lambda: pack_run(run, out, PackSettings(shard_size_bytes=400_000_000, workers=2), Silent()).set_aside),
-    ("verify dataset", lambda: verify(out, Silent(), workers=2).faults),
+    ("pack", lambda: pack_run(run, out, PackSettings(shard_size_bytes=500_000_000, workers=4), Silent()).set_aside),
+    ("verify dataset", lambda: verify(out, Silent(), workers=4).faults),
     ("verify run", lambda: verify(run, Silent()).faults),
     ("pack, coded", lambda: pack_run(run, coded, coded_settings, Silent()).set_aside),
-    ("verify coded dataset", lambda: verify(coded, Silent(), workers=2).faults),
+    ("verify coded dataset", lambda: verify(coded, Silent(), workers=4).faults),
 ):
     started = time.monotonic()
     assert work() == ()
@@ -51,7 +52,7 @@ def large_run(root: Path) -> SyntheticRun:
         names = ("layer_3", "layer_31", "layer_59", "final")
         states = {name: noise[4 * number + i :][:T] for i, name in enumerate(names)}
         folder = run.folder.dump_path(prompt.key, "x").parent
-        paths = write_dumps(folder, prompt, states, bounds=(0, 1024, T))
+        paths = write_dumps(folder, prompt, states, bounds=(0, 2048, T))
         append_ledger(run, prompt, dumps=paths)
     return run
 
@@ -63,4 +64,4 @@ def test_a_gigabyte_is_packed_and_verified_in_flat_memory(tmp_path: Path):
     print(figures)  # noqa: T201 - seen with pytest -s
     assert all(figure["peak_bytes"] < LIMIT_BYTES for figure in figures.values()), figures
     for name in ("dataset", "coded"):
-        assert len(list((tmp_path / name / "data").iterdir())) == -(-NUM_SAMPLES // 3)
+        assert len(list((tmp_path / name / "data").iterdir())) == NUM_SAMPLES

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -20,7 +21,7 @@ MEMORY = Path("/dev/shm")
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     monkeypatch.setattr(sequential_file, "BUFFER_BYTES", 8192)
-    monkeypatch.setattr(sequential_file, "NUM_BUFFERS", 3)
+    monkeypatch.setattr(sequential_file, "MOST_PER_FILE", 3)
     monkeypatch.setattr(sequential_file, "_BUFFERED_STEP_BYTES", 1000)
 
 
@@ -30,7 +31,7 @@ def no_direct(handle, command, flags=0):
     return fcntl_of(handle, command, flags)
 
 
-fcntl_of = fcntl.fcntl
+fcntl_of, mmap_of = fcntl.fcntl, mmap.mmap
 
 
 def write(path: Path, parts: list[bytes]) -> str:
@@ -45,6 +46,21 @@ def check(path: Path, parts: list[bytes]) -> None:
     sha256 = write(path, parts)
     assert path.read_bytes() == b"".join(parts)
     assert sha256 == hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+@pytest.mark.parametrize(("num_files", "per_file"), [(1, 16), (2, 16), (3, 10), (4, 8), (100, 2)])
+def test_the_memory_of_all_files_is_bounded_however_many_there_are(monkeypatch, num_files, per_file):
+    monkeypatch.setattr(sequential_file, "MOST_PER_FILE", 16)
+    assert BufferPool(num_files).per_file == per_file
+
+
+def test_a_file_takes_no_more_buffers_than_it_may(tmp_path: Path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(sequential_file.mmap, "mmap", lambda *of: taken.append(mmap_of(*of)) or taken[-1])
+    with (tmp_path / "f").open("w+b") as out, SequentialFile(out, BufferPool(num_files=16)) as file:
+        file.write(bytes(20 * sequential_file.BUFFER_BYTES))
+        file.finish()
+    assert len(taken) == 2
 
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 100), st.sampled_from([4096, 8191, 8192, 8193, 40_000])), max_size=12)
