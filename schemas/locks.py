@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,15 @@ from .errors import StorageError, UsageError
 LOCK_FILENAME = ".lock"
 
 
+class NotForReadersError(StorageError):
+    """The file system gives no lock of one's own on what is open for reading alone: NFS, where a lock is a range's."""
+
+
 def take_lock(handle: int, where: Path, *, is_shared: bool = False) -> bool:
     """Lock an open file until it is closed; False where another process holds it. `where` is the folder, for messages.
 
     Raises:
+        NotForReadersError: a lock of one's own wants the file open for writing there.
         StorageError: the file system has no locks.
     """
     try:
@@ -24,6 +30,8 @@ def take_lock(handle: int, where: Path, *, is_shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     except OSError as fault:
+        if fault.errno == errno.EBADF:
+            raise NotForReadersError(f"{where} can't be locked: it is open for reading alone") from None
         raise StorageError(
             f"{where} can't be locked: {fault.strerror}",
             why="Its file system has no file locks, as Lustre without the mount option flock or NFS without its lock "

@@ -1,4 +1,4 @@
-"""Packing and verifying take no more memory for more data, nor for longer samples: no dump or shard is held or mapped."""
+"""Packing and verifying take no more memory for more data or longer samples: no dump or shard is held or mapped."""
 
 import json
 import os

@@ -1,5 +1,8 @@
 """A dataset goes to the Hub once, shows when whole, and stays right over changes; all by requests to a real server."""
 
+import errno
+import fcntl
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -325,3 +328,26 @@ def test_two_publishers_of_one_folder_exclude_each_other_and_a_pack_both(dataset
         pass
     with publishing(dataset.root):
         pass
+
+
+def test_publishers_exclude_each_other_and_packers_on_nfs_too(dataset, monkeypatch):
+    """NFS locks a range of bytes in flock's place: EBADF for a lock of one's own on what is open for reading."""
+
+    def nfs(handle: int, mode: int) -> None:
+        is_writable = fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if mode & fcntl.LOCK_EX and not is_writable:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(handle, mode)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    with publishing(dataset.root):
+        with pytest.raises(UsageError, match="another eaglehs is publishing"), publishing(dataset.root):
+            pass
+        with pytest.raises(UsageError, match="another eaglehs is packing"), locked(dataset.root):
+            pass
+    with locked(dataset.root):
+        with publishing(dataset.root, holds_pack_lock=True):
+            pass
+        with pytest.raises(UsageError, match="another eaglehs is publishing"), publishing(dataset.root):
+            pass
