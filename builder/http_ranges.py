@@ -10,22 +10,24 @@ import http.client
 import re
 import ssl
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urljoin
 
 from ..schemas.counts import counted
 from ..schemas.errors import StorageError
 from .http_connection import Connections, origin_of, shown
-from .retries import Patience, RetryPolicy
+from .retries import MAX_RETRY_AFTER_S, Patience, RetryPolicy, retry_after_s
 from .shard_source import DatasetMismatchError
 
 _SLICE_BYTES = 1024 * 1024
 """What a reset can lose at most."""
 
 GO_ON = "Go on from the stream's state_dict once the server answers"
+_LONG_WAIT_S = 30
+"""A loop that stands still for longer is told why."""
+
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -135,7 +137,11 @@ class RangeClient:
         self._connections.drop(self._moved.get(file.url, file.url))
         if isinstance(fault, ssl.SSLCertVerificationError):
             return False
-        return patience.wait(getattr(fault, "retry_after_s", None))
+        asked = getattr(fault, "retry_after_s", None)
+        if asked is not None and asked >= _LONG_WAIT_S:
+            wait_s = min(asked, MAX_RETRY_AFTER_S)
+            warnings.warn(f"{shown(file.url)}: {_reason(fault)}; asking again in {wait_s:.0f} s", stacklevel=2)
+        return patience.wait(asked)
 
     def _check_whole(self, response: http.client.HTTPResponse, content: bytes) -> None:
         said = response.headers.get("Content-Length")
@@ -177,7 +183,7 @@ class RangeClient:
         status = response.status
         said = f"the server answers {status} {response.reason}".rstrip()
         if status in _PASSING:
-            raise _TryAgainError(said, _retry_after_s(response))
+            raise _TryAgainError(said, retry_after_s(response.headers.get("Retry-After", "")))
         if url != file.url:  # a signed address that has expired, most likely
             self._moved.pop(file.url, None)
             raise _TryAgainError(f"{said} at {shown(url)}")
@@ -238,17 +244,6 @@ def _wrong_size(file: HttpFile, served: str) -> DatasetMismatchError:
         why="It was cut on its way there, or is of another packing",
         mend="Push the dataset again",
     )
-
-
-def _retry_after_s(response: http.client.HTTPResponse) -> float | None:
-    """Return what Retry-After asks for: seconds or a date."""
-    text = response.headers.get("Retry-After", "").strip()
-    if text.isdecimal():
-        return float(text)
-    try:
-        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError):
-        return None
 
 
 def _reason(fault: Exception) -> str:

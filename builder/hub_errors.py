@@ -17,6 +17,7 @@ from huggingface_hub import errors as hub
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the library that this version is built on
 
 from ..schemas.errors import StorageError
+from . import retries
 
 _TOKEN = re.compile(r"hf_(?:oauth_|jwt_)[\w.-]+|hf_[A-Za-z0-9]{4,}|Bearer \S+")
 _SIGNED = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>)]+")
@@ -116,9 +117,9 @@ def retry_after_s(fault: BaseException) -> float | None:
     response = getattr(root_cause(fault), "response", None)
     if response is None:
         return None
-    text = response.headers.get("Retry-After", "")
-    if text.isdigit():
-        return float(text)
+    asked = retries.retry_after_s(response.headers.get("Retry-After", ""))
+    if asked is not None:
+        return asked
     match = _RESET_AFTER.search(response.headers.get("RateLimit", ""))
     return float(match[1]) if match else None
 

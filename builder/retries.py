@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 MAX_RETRY_AFTER_S = 600.0
 """A server that asks for a longer wait gets this one."""
@@ -47,3 +49,14 @@ class Patience:
         if self.failures >= self._policy.attempts or self._is_closed.is_set():
             return False
         return not self._is_closed.wait(self._policy.wait_s(self.failures, retry_after_s))
+
+
+def retry_after_s(header: str) -> float | None:
+    """Return how long Retry-After asks to wait: it holds seconds or a date; None where it says neither."""
+    text = header.strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None

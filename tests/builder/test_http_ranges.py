@@ -3,13 +3,15 @@
 import hashlib
 import threading
 import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from eaglehs.builder.http_connection import Connections, shown
 from eaglehs.builder.http_ranges import HttpFile, RangeClient, RemoteMissingError, RemoteReadError
-from eaglehs.builder.retries import RetryPolicy
+from eaglehs.builder.retries import RetryPolicy, retry_after_s
 from eaglehs.builder.shard_source import DatasetMismatchError
 
 from tests.fakes.range_server import RangeServer, start_range_server
@@ -69,6 +71,26 @@ def test_what_the_server_asks_for_is_waited_out(server: RangeServer, client: Ran
     begun = time.monotonic()
     assert read(client, file_of(server), 10, 20) == CONTENT[10:20]
     assert time.monotonic() - begun >= 1
+
+
+def test_a_long_wait_that_the_server_asks_for_is_told(server: RangeServer, client: RangeClient, monkeypatch):
+    monkeypatch.setattr("eaglehs.builder.http_ranges._LONG_WAIT_S", 1)
+    server.faults = [(lambda number, path: number == 1, {"status": 429, "headers": {"Retry-After": "1"}})]
+    with pytest.warns(UserWarning, match=r"a%20b\.tar: the server answers 429 .*; asking again in 1 s"):
+        assert read(client, file_of(server), 10, 20) == CONTENT[10:20]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("17", 17), (" 3 ", 3), ("Fri, 01 Jan 2021 00:00:00 GMT", 0), ("soon", None), ("", None), ("-5", None)],
+)
+def test_retry_after_is_seconds_or_a_date(header: str, seconds: float | None):
+    assert retry_after_s(header) == seconds
+
+
+def test_a_date_to_come_is_waited_for():
+    header = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert 60 < retry_after_s(header) <= 90
 
 
 def test_any_progress_starts_the_count_of_failures_again(server: RangeServer, client: RangeClient):

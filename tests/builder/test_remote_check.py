@@ -85,6 +85,19 @@ def test_deep_finds_bytes_that_are_not_what_the_listing_says(hub, dataset):
     assert [fault.file for fault in report.faults] == ["data/train-00002.tar"]
 
 
+def test_a_shard_that_the_hub_has_no_hash_of_is_read(hub, dataset):
+    kept = hub.state.load("datasets", REPO)
+    file = kept["commits"][kept["refs"]["main"]]["files"]["data/train-00002.tar"]
+    del file["pointer"]  # git keeps it itself, as it does with small files that somebody committed by hand
+    hub.state.save("datasets", REPO, kept)
+    hub.log.clear()
+    assert verify_remote(ADDRESS, client(hub), Silent()).is_good
+    assert {seen["path"].rpartition("/")[2] for seen in hub.log if ".tar" in seen["path"]} == {"train-00002.tar"}
+    blob = hub.state.root / "blobs" / file["sha256"]
+    blob.write_bytes(b"\0" * blob.stat().st_size)
+    assert [fault.file for fault in verify_remote(ADDRESS, client(hub), Silent()).faults] == ["data/train-00002.tar"]
+
+
 def test_each_difference_of_the_listing_is_named(hub, dataset):
     shard = "data/train-0000{}.tar".format
     change_files(hub, {shard(1): None, shard(2): {"size": 5}, shard(3): {"sha256": "f" * 64}, shard(9): {}})
