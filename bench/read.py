@@ -27,6 +27,7 @@ from eaglehs.schemas.sizes import format_size, parse_size
 from safetensors.torch import load_file, save_file
 
 import eaglehs
+from bench.memory import peaks
 from bench.peers import open_peers
 from bench.samples import lengths_of, make_dataset
 from bench.table import measure, print_table, ratio_rows
@@ -165,11 +166,14 @@ def run(root: Path, options: argparse.Namespace) -> None:
     write_peers(dataset, root)
     longest = max(prompt.num_tokens for prompt in dataset.run.prompts)
     buffer = Buffer(longest * 4 * 2 * 7168 + 2**24)
-    measured = measure(ways_of(dataset, root, buffer), options.rounds)
+    ways = ways_of(dataset, root, buffer)
+    memory = peaks(ways, lambda: buffer.memory.fill_(1))  # first: forks of a process without threads
+    measured = measure(ways, options.rounds)
     size = format_size(dataset.manifest.totals.size_bytes)
     title = f"Read {size} of {len(dataset.run.prompts)} samples into a training buffer, {options.rounds} rounds"
-    columns = ("way", "GB/s", "of memcpy", "spread", "CPU s/GB")
-    print_table(title, columns, ratio_rows(measured, "memcpy"))
+    columns = ("way", "GB/s", "of memcpy", "spread", "CPU s/GB", "memory")
+    rows = ratio_rows(measured, "memcpy")
+    print_table(title, columns, [[*row, format_size(memory[row[0]])] for row in rows])
 
 
 if __name__ == "__main__":
