@@ -202,6 +202,16 @@ def test_shards_over_20_gb_get_a_warning():
     assert any("20 GB" in text for text in plan_dataset(samples(1), KIMI, shard_size_bytes=21 * 10**9).warnings())
 
 
+@pytest.mark.parametrize(("num_samples", "is_told"), [(160, False), (140, True), (9, False)])
+def test_few_shards_of_much_data_get_a_warning_about_idle_workers(num_samples, is_told):
+    """20 samples a shard: 8 shards are enough, 7 are not, and less than a gigabyte is read in no time."""
+    plan = plan_dataset(samples(*[1730] * num_samples), KIMI, shard_size_bytes=2_000_000_000)
+    assert [text for text in plan.warnings() if "7 shards: stock readers keep no more than 7 workers" in text] == (
+        list(plan.warnings()) if is_told else []
+    )
+    assert bool(list(plan.warnings())) == is_told
+
+
 def test_a_sample_whose_states_pass_2_gib_is_refused_with_the_token_limit():
     with pytest.raises(SampleTooLongError, match=f"--max-tokens {KIMI.max_tokens}"):
         plan_dataset(samples(1, KIMI.max_tokens + 1), KIMI, shard_size_bytes=2 * 10**9)

@@ -53,6 +53,20 @@ def test_a_url_gives_the_samples_of_the_folder_behind_it(dataset, server: RangeS
     assert keys_of(samples) == keys_of(stream(dataset.root, shuffle_seed=1))
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_reads_its_part_of_the_bytes_whatever_the_number_of_shards(tmp_path: Path, world_size: int):
+    dataset = make_readable(tmp_path, lengths=[400] * 42, hidden_size=256, shard_size_bytes=5_200_000)
+    assert len(dataset.shards) == 7
+    server = start_range_server(dataset.root)
+    sent = []
+    for rank in range(world_size):
+        before = server.bytes_sent(r"\.tar")
+        assert len(list(stream(server.url, rank=rank, world_size=world_size))) == 42 // world_size
+        sent.append(server.bytes_sent(r"\.tar") - before)
+    server.stop()
+    assert max(sent) <= 1.1 * dataset.manifest.totals.size_bytes / world_size
+
+
 def test_every_tenth_request_refused_and_others_cut_change_nothing(dataset: SyntheticDataset, server: RangeServer):
     server.every(10, status=429, headers={"Retry-After": "0"})
     server.every(7, cut=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import multiprocessing
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,27 @@ def test_threads_at_the_same_name_leave_one_whole_file(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert [path.name for path in tmp_path.iterdir()] == [NAME.filename]
+    assert torch.equal(torch.load(tmp_path / NAME.filename, weights_only=True)["final"], states["final"])
+
+
+def test_processes_at_the_same_name_leave_one_whole_file(tmp_path: Path) -> None:
+    """As four tensor-parallel ranks would, if each wrote."""
+    states = states_of(6, 2048)
+    context = multiprocessing.get_context("fork")
+    begin = context.Barrier(4)
+
+    def rank() -> None:
+        begin.wait()
+        for _ in range(20):
+            write(tmp_path, states=states)
+
+    ranks = [context.Process(target=rank) for _ in range(4)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0, 0, 0]
     assert [path.name for path in tmp_path.iterdir()] == [NAME.filename]
     assert torch.equal(torch.load(tmp_path / NAME.filename, weights_only=True)["final"], states["final"])
 
