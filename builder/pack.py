@@ -35,6 +35,7 @@ from .index_store import index_schema, write_index
 from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, open_folder, recoding_bytes
 from .pack_state import Claim, PackedShard, PackState, SetAside, locked
 from .plan import Plan, ShardPlan, plan_dataset
+from .plan_warnings import plan_warnings
 from .run_reader import Run, failures_by_class, open_run
 from .sequential_file import BufferPool
 from .shard_packer import PackTarget, ShardPacker, ShardResult
@@ -205,7 +206,7 @@ def pack_shards(work: Work, *, workers: int) -> PackSummary:
         manifest = _manifest(run, plan, shards)
         if is_finished(folder, manifest):
             return _summary(folder, plan, _Outcome(manifest, shards, num_reused, is_unchanged=True))
-    for warning in plan.warnings():
+    for warning in plan_warnings(plan):
         progress.note(f"warning: {warning}")
     work.maker.prepare(claim, todo)
     shards |= _make_shards(work, todo, workers)
@@ -350,7 +351,7 @@ def _summary(folder: DatasetFolder, plan: Plan, outcome: _Outcome) -> PackSummar
         num_reused=outcome.num_reused,
         failed=outcome.manifest.failed,
         set_aside=tuple(item for shard in shards for item in shard.set_aside),
-        warnings=(*plan.warnings(), *(warning for shard in shards for warning in shard.warnings)),
+        warnings=(*plan_warnings(plan), *(warning for shard in shards for warning in shard.warnings)),
         is_unchanged=outcome.is_unchanged,
     )
 

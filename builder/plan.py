@@ -30,15 +30,6 @@ from .tar_header import BLOCK, file_bytes, pad_to
 REFUSED_SHARD_BYTES = 50 * 1000**3
 """The Hub refuses files over 50 GB, and uploads of files near it fail at random (huggingface_hub issue 1933)."""
 
-LARGE_SHARD_BYTES = 20 * 1000**3
-"""Above this a warning: the Hub advises files under 20 GB."""
-
-_FEW_SHARDS = 8
-"""One a rank of a usual node; stock readers give a worker whole shards, so others stand idle."""
-
-_LARGE_BYTES = 1000**3
-"""A smaller dataset may have few shards without a word: it is read in seconds."""
-
 _MOST_TRIES = 20
 """Numbers of shards that are tried for even shares before full shards are halved."""
 
@@ -205,26 +196,6 @@ class Plan:
     def size_bytes(self) -> int:
         """Bytes of all shard files."""
         return sum(shard.size_bytes for shard in self.shards)
-
-    def warnings(self) -> Iterator[str]:
-        """Yield what the user should know before the work begins."""
-        if self.shard_size_bytes > LARGE_SHARD_BYTES:
-            yield f"shards of {format_size(self.shard_size_bytes)} are slow to resume; the Hub advises less than 20 GB"
-        if len(self.shards) < min(_FEW_SHARDS, sum(len(shard.samples) for shard in self.shards)):
-            yield from self._few_shards()
-        limit = f"{counted(self.shard_size_bytes, 'byte')} ({format_size(self.shard_size_bytes)})"
-        for shard in self.shards:
-            if shard.size_bytes > self.shard_size_bytes:
-                key, size = shard.samples[0].key, format_size(shard.size_bytes)
-                yield f"sample {key} alone needs {size}, more than --shard-size {limit}: it has {shard.name} to itself"
-
-    def _few_shards(self) -> Iterator[str]:
-        if self.size_bytes >= _LARGE_BYTES:
-            most = len(self.shards)
-            yield (
-                f"{counted(most, 'shard')}: stock readers keep no more than {most} workers of all ranks busy; "
-                "a smaller --shard-size makes more (eaglehs.stream divides samples: there it does not matter)"
-            )
 
 
 def plan_dataset(

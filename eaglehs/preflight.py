@@ -106,6 +106,8 @@ def forecast(job: Job) -> Forecast:
         UsageError: the shard size is too large.
         SampleTooLongError: a prompt is longer than a shard's member may hold.
     """
+    from .builder.plan_warnings import plan_warnings
+
     plan = _plan(job)
     pending = [prompt for prompt in job.prompts if not _is_done(job.entries.get(prompt.key))]
     tokens = sum(prompt.num_tokens for prompt in pending)
@@ -124,7 +126,7 @@ def forecast(job: Job) -> Forecast:
         spaces=spaces,
         tokens_per_s=rate,
         seconds=tokens / rate if rate else None,
-        warnings=tuple(plan.warnings()),
+        warnings=tuple(plan_warnings(plan)),
         faults=tuple(str(fault) for fault in _faults(job, pending, spaces)) if pending else (),
     )
 
