@@ -140,7 +140,7 @@ def runner(tmp_path, hub) -> Runner:
 
 def wait_for(is_so: Callable[[], object]) -> None:
     """Wait for what another thread does."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline, "took too long"
         threading.Event().wait(0.01)

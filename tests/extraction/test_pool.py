@@ -218,7 +218,7 @@ async def die_of_poison(prompt: Prompt) -> None:
 def capture_all(pool: PoolEngine, keys: list[str]) -> list[Any]:
     async def work() -> list[Any]:
         jobs = [pool.capture(make_prompt(key), f"{PREFIX}{key}-0") for key in keys]
-        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20)
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 120)
 
     return asyncio.run(work())
 

@@ -287,10 +287,10 @@ def test_no_server_outlives_a_run_that_is_stopped_or_killed(settings: Settings, 
     )
     run = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     try:
-        wait_until((tmp_path / "ready").exists, timeout_s=60)
+        wait_until((tmp_path / "ready").exists, timeout_s=120)
         child = int(re.findall(r"child (\d+)", made.log.read_text() if made.log else "")[0])
         run.send_signal(number)
-        errors = run.communicate(timeout=30)[1]
+        errors = run.communicate(timeout=120)[1]
     finally:
         run.kill()
     if number != signal.SIGKILL:  # then it has waited for the end itself
