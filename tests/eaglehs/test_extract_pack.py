@@ -133,6 +133,7 @@ def test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice(extract, unbr
     process.wait()
     finished = ledger_lines(tmp_path / "run")
     hub.bytes_per_s = 0
+    hub.wait_until_idle()
     environment = hub_environment(hub, tmp_path / "another-home", xet=xet)
     done = eaglehs(*extract, *push, "--json", cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
