@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,6 @@ def test_it_runs_in_the_foreground_until_ctrl_c(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_server_that_dies_ends_it_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    started = time.monotonic()
     run = start_serve(tmp_path, Faults(dies_after_s=0.5), monkeypatch)
     try:
         run.communicate(timeout=120)
@@ -119,4 +117,3 @@ def test_a_server_that_dies_ends_it_with_an_error(tmp_path: Path, monkeypatch: p
     said = (tmp_path / "stderr").read_text()
     assert "torch.OutOfMemoryError" in said
     assert "the SGLang server ended with exit code 1" in said
-    assert time.monotonic() - started < 40
