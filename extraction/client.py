@@ -197,11 +197,12 @@ class Client:
     async def _has_room(self) -> bool:
         """Tell whether one more sample can be kept; if not, no worker takes another, and those under way are kept."""
         while self._halt is None and self.settings.keep_dir is not None:
+            may_come = self._room_comes()  # asked first: what was freed by then is seen by the look that follows
             try:
                 check_room(self.settings.keep_dir, self._spool.used_bytes)
                 break
             except StorageError as fault:
-                if not self._room_comes():
+                if not may_come:
                     self._halt = fault
             await asyncio.sleep(ROOM_POLL_S)
         return self._halt is None
