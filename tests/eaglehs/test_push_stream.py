@@ -90,7 +90,15 @@ class Runner:
         return {entry.key for entry in Ledger(RunFolder(self.folder / "run").ledger).finished()}
 
     def start(self, push: PushOptions = DELETING, **settings: object):
-        """Run one start to its end; returns what was published."""
+        """Run one start to its end, and that of its threads, as its process would; returns what was published."""
+        try:
+            return self.start_in_process(push, **settings)
+        finally:
+            for thread in threading.enumerate():
+                if thread.name == "push":
+                    thread.join(120)
+
+    def start_in_process(self, push: PushOptions, **settings: object):
         run = self.folder / "run"
         run.mkdir(exist_ok=True)
         self.engine.asked.clear()
