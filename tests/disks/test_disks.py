@@ -21,6 +21,7 @@ from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
 
 from tests.disks.mounts import fill, mounted
+from tests.eaglehs import cli
 from tests.factories.prompts import make_prompts
 from tests.factories.records import engine_facts, model_facts, run_record
 from tests.factories.runs import make_run
@@ -139,18 +140,19 @@ def test_a_disk_that_others_fill_during_the_run_stops_it_and_the_same_command_go
 ) -> None:
     with mounted(tmp_path / "disk", "24m") as disk:
         command = extract(rig, "--out", "disk/run", "--dump-dir", tmp_path / "spool", *pack)
-        running = commands.start(*command, cwd=tmp_path)
-        assert running.wait_until(lambda: num_lines(disk) >= 5)
+        running, output = cli.start_eaglehs(*command, cwd=tmp_path, holds_at=5), tmp_path / "out.txt"
+        cli.wait_until(lambda: num_lines(disk) == 5, running)
         ballast = fill(disk, leave_bytes=RESERVE_BYTES // 2)
-        assert running.wait() == 4, running.output.read_text()
-        text = running.output.read_text()
+        (tmp_path / cli.GO).touch()
+        assert running.wait(timeout=240) == 4, output.read_text()
+        text = output.read_text()
         assert "the disk of disk/" in text
         assert " bytes free; samples under way" in text
         assert "Traceback" not in text
         before = ledger_of(disk)
         assert 5 <= len(finished(before)) < NUM_PROMPTS
         ballast.unlink()
-        assert commands.run(*command, cwd=tmp_path) == 0, running.output.read_text()
+        assert commands.run(*command, cwd=tmp_path) == 0, output.read_text()
         after = ledger_of(disk)
         assert after[: len(before)] == before
         assert len(finished(after)) == len(after) == NUM_PROMPTS
