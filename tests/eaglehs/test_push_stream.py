@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,23 +91,17 @@ class Runner:
 
     def start(self, push: PushOptions = DELETING, **settings: object):
         """Run one start to its end, and that of its threads, as its process would; returns what was published."""
-        try:
-            return self.start_in_process(push, **settings)
-        finally:
-            for thread in threading.enumerate():
-                if thread.name == "push":
-                    thread.join(120)
-
-    def start_in_process(self, push: PushOptions, **settings: object):
         run = self.folder / "run"
         run.mkdir(exist_ok=True)
         self.engine.asked.clear()
         store = open_store(RunFolder(run), record_of(PROMPTS, self.options), PROMPTS)
         client = Pusher(self.hub, self.options.dataset).client
         with (
+            ExitStack() as ended,
             open_packing(store, self.options, Silent()) as (keeper, packed),
             open_push(push, keeper, Silent(), client) as pushing,
         ):
+            ended.callback(pushing.stream._thread.join, 120)
             store.repair(packed)
             if pending := store.pending(PROMPTS):
                 keeper.begin()
@@ -134,8 +128,7 @@ class Runner:
         assert there == {entry.name: entry.sha256 for entry in manifest.shards}
         assert {"README.md", "manifest.json", "_index/samples.parquet"} <= set(self.hub.files(REPO))
         assert read_record(Manifest, self.dataset.manifest).shards == manifest.shards
-        sent = Counter(self.hub.finished_puts())
-        assert {sha: count for sha, count in sent.items() if count > 1} == {}
+        assert [sha for sha, count in Counter(self.hub.finished_puts()).items() if count > 1] == []
         assert "eaglehs-upload-main" not in self.hub.refs(REPO)
         return manifest
 

@@ -203,8 +203,7 @@ class FakeSglang:
             self.served.append(rid)
             self.held.notify_all()
             self.held.wait_for(lambda: len(self.served) >= self.faults.reverse_after, timeout=60)
-        place = self.served.index(rid)
-        time.sleep(max(0.0, 0.05 * (self.faults.reverse_after - place)))
+        time.sleep(max(0.0, 0.05 * (self.faults.reverse_after - self.served.index(rid))))
 
     def goes_wrong(self) -> bool:
         """Count a request; tell whether it is one of the first, that go wrong."""
