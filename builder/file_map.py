@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from ..schemas.counts import counted
@@ -44,11 +45,12 @@ class ShardCutError(DataError):
     """A shard ends before the bytes that should be in it."""
 
 
-def map_range(path: Path, offset: int, length: int) -> tuple[memoryview, int]:
-    """Return memory that shows `length` bytes of `path` from `offset`, and where in it they begin.
+def map_range(path: Path, offset: int, length: int) -> tuple[memoryview, int, Callable[[], object]]:
+    """Return memory that shows `length` bytes of `path` from `offset`, where in it they begin, and what unmaps it.
 
     The memory begins at the page that holds `offset`, so the second value is `offset` modulo the page size. It is
-    given back when nothing refers to the view, or to a tensor made of it, any more.
+    unmapped when nothing refers to the view, or to a tensor made of it, any more; or before, by a call of the third,
+    whose caller knows that nobody looks at it.
 
     Raises:
         ShardCutError: the file is shorter; touching pages past its end would kill the process.
@@ -66,8 +68,9 @@ def map_range(path: Path, offset: int, length: int) -> tuple[memoryview, int]:
         raise StorageError(f"{path}: {counted(length, 'byte')} can't be mapped ({os.strerror(ctypes.get_errno())})")
     memory = (ctypes.c_uint8 * size).from_address(address)
     # The array, not the view, is what a tensor holds on to. At exit the kernel unmaps; a tensor may live until then.
-    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
-    return memoryview(memory), offset - start
+    unmap = weakref.finalize(memory, _libc.munmap, address, size)
+    unmap.atexit = False
+    return memoryview(memory), offset - start, unmap
 
 
 def map_populate(address: int, length: int, path: Path) -> None:

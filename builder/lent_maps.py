@@ -10,12 +10,16 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
 import torch
 
 from .file_map import map_range
+
+_Mapping = tuple[memoryview, Callable[[], object]]
+"""Memory, and what unmaps it; the memory is kept until then, since its end unmaps, too."""
 
 
 class LentMaps:
@@ -31,10 +35,10 @@ class LentMaps:
 
         The block is valid for as long as it, or a view of it, is held.
         """
-        memory, shift = map_range(path, offset, length)
+        memory, shift, unmap = map_range(path, offset, length)
         piece = (ctypes.c_uint8 * length).from_buffer(memory, shift)
         # The array, not the tensor, is what every view holds on to.
-        weakref.finalize(piece, self._returned.put, memory).atexit = False
+        weakref.finalize(piece, self._returned.put, (memory, unmap)).atexit = False
         return torch.frombuffer(piece, dtype=torch.uint8, count=length)
 
     def close(self) -> None:
@@ -47,17 +51,19 @@ class _Returned:
 
     def __init__(self) -> None:
         self._is_closed = False
-        self._mappings: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._mappings: SimpleQueue[_Mapping | None] = SimpleQueue()
 
-    def put(self, memory: memoryview) -> None:
-        """Hand on what the caller then no longer refers to; one that comes while `close` runs goes with this record."""
+    def put(self, mapping: _Mapping) -> None:
+        """Hand on what the caller lets go; one that comes while `close` runs goes with this record."""
         if not self._is_closed:
-            self._mappings.put(memory)
+            self._mappings.put(mapping)
 
     def close(self) -> None:
         self._is_closed = True
         self._mappings.put(None)
 
     def unmap(self) -> None:
-        while (memory := self._mappings.get()) is not None:
-            del memory  # the last reference: this is what unmaps
+        while (mapping := self._mappings.get()) is not None:
+            _, unmap = mapping
+            unmap()  # not by the last reference: whoever let go may hold that until after this, and then it would unmap
+            del mapping

@@ -63,7 +63,7 @@ def map_sample(
         return read_sample(path, row, arrays, max_tokens=max_tokens)
     reads = plan_reads(row, arrays, max_tokens, gap_bytes=row.arrays[arrays[-1]].offset)
     (span,) = reads.spans
-    memory, shift = map_range(path, span.offset, span.length)
+    memory, shift, _ = map_range(path, span.offset, span.length)
     return reads.tensors(torch.frombuffer(memory, dtype=torch.uint8, count=span.length, offset=shift))
 
 

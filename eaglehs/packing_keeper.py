@@ -136,8 +136,9 @@ class PackingKeeper:
         answer.remove_dumps()
         with self._forgetting():
             shard_entry = self._packer.kept(prompt.key)
-        if shard_entry is not None and self.sealed is not None:
-            self.sealed(shard_entry)
+        sealed = self.sealed  # once: a push that is given up takes it away, from another thread
+        if shard_entry is not None and sealed is not None:
+            sealed(shard_entry)
         return entry
 
     def seal_filled(self) -> None:

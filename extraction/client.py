@@ -198,18 +198,22 @@ class Client:
     async def _has_room(self) -> bool:
         """Tell whether one more sample can be kept; if not, no worker takes another, and those under way are kept."""
         while self._halt is None and self.settings.keep_dir is not None:
+            may_come = self._room_comes()  # asked first: what was freed by then is seen by the look that follows
             try:
                 check_room(self.settings.keep_dir, self._spool.used_bytes)
                 break
             except StorageError as fault:
-                if not self._room_comes():
+                if not may_come:
                     self._halt = fault
             await asyncio.sleep(ROOM_POLL_S)
         return self._halt is None
 
     def _room_comes(self) -> bool:
-        """Tell whether room may be freed: by what frees it, or by a sample under way that fills a shard up for it."""
-        return self.settings.frees_room is not None and (self.settings.frees_room() or self._num_busy > 0)
+        """Tell whether room may come: by what frees it, or by samples under way.
+
+        One that is kept already counts twice until it is done with; and it may fill a shard up for what frees room.
+        """
+        return self._num_busy > 0 or (self.settings.frees_room is not None and self.settings.frees_room())
 
     async def _extract(self, prompt: Prompt, progress: Progress) -> Failure | None:
         num_done, num_faults, num_waits = self.tally.num_done, 0, 0

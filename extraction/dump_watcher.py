@@ -56,10 +56,13 @@ class DumpWatcher:
             StorageError: the folder can't be read any more.
         """
         awaited = self._awaited[rid]
+        if awaited.is_settled.is_set():
+            self._look()  # rows that came twice before the answer are refused, however soon it came
         try:
             await asyncio.wait_for(awaited.is_settled.wait(), timeout_s)
         except TimeoutError:
-            return False
+            if not awaited.is_settled.is_set():  # else both came while the loop stood still
+                return False
         if self._fault is not None:
             raise StorageError(f"the dump folder {self.folder} can't be read: {self._fault.strerror}") from None
         return True
@@ -104,11 +107,16 @@ class DumpWatcher:
 
     async def _poll(self) -> None:
         while self._awaited:
-            try:
-                self.scan()
-            except OSError as fault:
-                self._fault = fault
-                for awaited in self._awaited.values():
-                    awaited.is_settled.set()
+            if not self._look():
                 return
             await asyncio.sleep(POLL_S)
+
+    def _look(self) -> bool:
+        """Scan; tell whether the folder can still be read."""
+        try:
+            self.scan()
+        except OSError as fault:
+            self._fault = fault
+            for awaited in self._awaited.values():
+                awaited.is_settled.set()
+        return self._fault is None

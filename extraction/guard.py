@@ -2,7 +2,8 @@
 
 It is started as a plain script (`python -I -S guard.py FD`), leads a session of its own and imports nothing but the
 standard library. FD is the read end of the lifeline, a pipe from eaglehs: the first line on it is a JSON object
-`{"argv": [...], "secrets": [...], "grace_s": 20.0}`; then it stays open for as long as eaglehs lives.
+`{"argv": [...], "secrets": [...], "grace_s": 20.0, "eaglehs_pid": 4711}`; then it stays open for as long as eaglehs
+lives.
 
     server writes      -> the guard writes it on, secrets hidden: SGLang prints its API key at the start
     lifeline closes    -> TERM to the server; to all processes under it when it has ended or half of `grace_s` is over;
@@ -62,7 +63,7 @@ class Guard:
         os.set_blocking(self.output, False)
         self.server_code: int | None = None
         self.is_hurried = False
-        self.eaglehs_pid = os.getppid()
+        self.eaglehs_pid = int(spec["eaglehs_pid"])  # told, not looked up: it may have died since it said so
         self.rest = b""
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.lifeline, selectors.EVENT_READ)

@@ -73,7 +73,12 @@ class ProcessGroup:
             os.close(lifeline)
             if log is not None:
                 log.close()
-        order = {"argv": spec.argv, "secrets": list(spec.secrets), "grace_s": spec.grace_s}
+        order = {
+            "argv": spec.argv,
+            "secrets": list(spec.secrets),
+            "grace_s": spec.grace_s,
+            "eaglehs_pid": os.getpid(),
+        }
         with contextlib.suppress(BrokenPipeError):  # a guard that could not start is noticed by the first `exit_code`
             os.write(self._lifeline, json.dumps(order).encode() + b"\n")
 

@@ -226,13 +226,16 @@ class SglangEngine:
         sent_at = time.monotonic()
         request = asyncio.create_task(self._http().post("/generate", json=body))
         self._num_under_way += 1
+        was_late = False
         try:
             while not (await asyncio.wait({request}, timeout=_LOOK_EVERY_S))[0]:
                 self.server.check_alive()
                 moved_at = max(sent_at, self._answered_at, self._watcher.moved_at)
-                if time.monotonic() - moved_at > self.patience.stall_s:
+                is_late = time.monotonic() - moved_at > self.patience.stall_s
+                if is_late and was_late:  # twice: we may have stood still ourselves, with the answer there (Ctrl-Z)
                     last_words = self.server.last_words()
                     raise ServerHangsError(self.server.url, self.patience.stall_s, self._num_under_way, last_words)
+                was_late = is_late
         finally:
             self._num_under_way -= 1
             request.cancel()

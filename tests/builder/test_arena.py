@@ -38,7 +38,7 @@ def test_a_return_from_another_thread_wakes_the_reader():
     arena = Arena(PAGE)
     held = [arena.take(1)]
     threading.Timer(0.05, held.clear).start()
-    arena.wake.get(timeout=5)
+    arena.wake.get(timeout=60)
     assert arena.take(1) is not None
 
 

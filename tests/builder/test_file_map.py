@@ -29,22 +29,22 @@ def test_any_range_shows_the_files_bytes_or_says_that_the_file_is_short(file: Pa
         with pytest.raises(ShardCutError, match=f"20,000 bytes, but data up to byte {offset + length}"):
             map_range(file, offset, length)
         return
-    memory, shift = map_range(file, offset, length)
+    memory, shift, _ = map_range(file, offset, length)
     assert bytes(memory[shift : shift + length]) == file.read_bytes()[offset : offset + length]
 
 
 def test_writing_changes_this_view_alone(file: Path):
     before = file.read_bytes()
-    memory, shift = map_range(file, 5000, 100)
+    memory, shift, _ = map_range(file, 5000, 100)
     torch.frombuffer(memory, dtype=torch.uint8, offset=shift, count=100).zero_()
     assert bytes(memory[shift : shift + 100]) == bytes(100)
-    again, _ = map_range(file, 5000, 100)
+    again, _, _ = map_range(file, 5000, 100)
     assert bytes(again[shift : shift + 100]) == before[5000:5100]
     assert file.read_bytes() == before
 
 
 def test_a_tensor_keeps_its_memory_and_the_last_one_gives_it_back(file: Path):
-    memory, shift = map_range(file, 8192, 64)
+    memory, shift, _ = map_range(file, 8192, 64)
     tensor = torch.frombuffer(memory, dtype=torch.uint8, offset=shift, count=64)[2:]
     del memory
     gc.collect()

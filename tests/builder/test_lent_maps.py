@@ -11,7 +11,7 @@ import pytest
 import torch
 from eaglehs.builder import file_map
 from eaglehs.builder.file_map import ShardCutError
-from eaglehs.builder.lent_maps import LentMaps
+from eaglehs.builder.lent_maps import LentMaps, _Returned
 from eaglehs.builder.stream import stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def num_mappings(path: Path) -> int:
 
 def wait_for_mappings(path: Path, count: int) -> None:
     """Wait until so many ranges are mapped, and see that it stays so."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while num_mappings(path) != count:
         assert time.monotonic() < end, f"{num_mappings(path)} mappings, not {count}"
         time.sleep(0.01)
@@ -54,6 +54,25 @@ class CallsOfLibc:
             return getattr(self.real, name)(*arguments)
 
         return call
+
+
+def test_the_other_thread_unmaps_also_where_it_is_faster_than_who_lets_go(file: Path, monkeypatch: pytest.MonkeyPatch):
+    libc, put = CallsOfLibc(file_map._libc), _Returned.put
+
+    def put_slowly(*what: object) -> None:
+        put(*what)
+        end = time.monotonic() + 5
+        while len(libc.calls) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(file_map, "_libc", libc)
+    monkeypatch.setattr(_Returned, "put", put_slowly)
+    maps = LentMaps()
+    block = maps.take(file, 5000, MIB)
+    del block
+    assert libc.calls[1:] == [("munmap", "eaglehs-unmap")]
+    assert num_mappings(file) == 0
+    maps.close()
 
 
 def test_what_is_let_go_is_unmapped_by_another_thread(file: Path, monkeypatch: pytest.MonkeyPatch):
@@ -143,7 +162,7 @@ def test_a_pass_that_is_left_early_ends_its_thread(tmp_path: Path):
     before = threading.active_count()
     for _ in range(3):
         next(iter(stream(dataset.root)))
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() <= before

@@ -286,7 +286,7 @@ def test_a_disk_that_fails_under_a_dump_is_not_blamed_on_the_shard(tmp_path: Pat
 def test_many_small_dumps_start_quickly_and_stay_small_in_memory(tmp_path: Path):
     prompts = [make_prompt(f"k{i}", 1) for i in range(20_000)]
     write_prompts_file(tmp_path / "p", prompts)
-    started = time.monotonic()
+    started = time.process_time()
     with PromptTable(tmp_path / "p", vocab_size=1000) as table:
         assert len(table.planned()) == 20_000
-    assert time.monotonic() - started < 6  # 200,000 in a minute
+    assert time.process_time() - started < 6  # of processor time: 200,000 in a minute

@@ -100,10 +100,7 @@ def killed_push(pusher: Pusher, rng: random.Random) -> None:
     else:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    settled = -1
-    while settled != len(pusher.hub.log):  # what was under way ends, as it will
-        settled = len(pusher.hub.log)
-        WAIT(0.05)
+    pusher.hub.wait_until_idle()  # what was under way ends, as it will
     raise StorageError("killed")
 
 

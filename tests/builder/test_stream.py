@@ -189,7 +189,7 @@ print(",".join(keys))
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=60)[0].strip().splitlines()[-1].split(",") for process in ranks]
+    outputs = [process.communicate(timeout=300)[0].strip().splitlines()[-1].split(",") for process in ranks]
     assert outputs == [["p1", "p2", "p4"], ["p0", "p3", "p0"]]
 
 

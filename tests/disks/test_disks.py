@@ -16,11 +16,13 @@ from eaglehs.builder.verify import verify_dataset
 from eaglehs.extraction.client import Client, ClientSettings
 from eaglehs.extraction.room import RESERVE_BYTES, DiskNearlyFullError
 from eaglehs.extraction.run_store import RunStore, open_store
+from eaglehs.extraction.spool import dump_bytes
 from eaglehs.schemas.errors import StorageError
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
 
 from tests.disks.mounts import fill, mounted
+from tests.eaglehs import cli
 from tests.factories.prompts import make_prompts
 from tests.factories.records import engine_facts, model_facts, run_record
 from tests.factories.runs import make_run
@@ -51,7 +53,17 @@ def start(root: Path, *, spool: Path, engine: FakeEngine | None = None, **settin
         return store, fault
 
 
-def test_a_disk_that_fills_up_stops_the_run_in_order_before_it_is_full(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_stops_the_run_in_order_before_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = RunStore.finish
+
+    def finish_and_linger(store: RunStore, *arguments: object) -> object:
+        """Let a sample be on the disk and yet count as under way."""
+        entry = finish(store, *arguments)  # type: ignore[arg-type]
+        time.sleep(0.1)
+        return entry
+
     with mounted(tmp_path / "disk", "16m") as disk:
         ballast = fill(disk, leave_bytes=RESERVE_BYTES + 2_000_000)
         store, fault = start(disk, spool=tmp_path / "spool", keep_dir=disk)
@@ -63,7 +75,10 @@ def test_a_disk_that_fills_up_stops_the_run_in_order_before_it_is_full(tmp_path:
         assert 0 < len(done) < len(PROMPTS)
         assert list((tmp_path / "spool").iterdir()) == []  # nothing was cut off: those under way were kept
         ballast.unlink()
+        left = sum(dump_bytes(prompt.num_tokens, BYTES_PER_TOKEN) for prompt in PROMPTS if prompt.key not in done)
+        fill(disk, leave_bytes=RESERVE_BYTES + left + 100_000)  # just enough
         engine = FakeEngine(tmp_path / "spool", hidden_size=HIDDEN)
+        monkeypatch.setattr(RunStore, "finish", finish_and_linger)
         store, _ = start(disk, spool=tmp_path / "spool", engine=engine, keep_dir=disk)
         assert len(list(store.ledger.finished())) == len(PROMPTS)
         assert not set(engine.asked) & done
@@ -139,18 +154,19 @@ def test_a_disk_that_others_fill_during_the_run_stops_it_and_the_same_command_go
 ) -> None:
     with mounted(tmp_path / "disk", "24m") as disk:
         command = extract(rig, "--out", "disk/run", "--dump-dir", tmp_path / "spool", *pack)
-        running = commands.start(*command, cwd=tmp_path)
-        assert running.wait_until(lambda: num_lines(disk) >= 5)
+        running, output = cli.start_eaglehs(*command, cwd=tmp_path, holds_at=5), tmp_path / "out.txt"
+        cli.wait_until(lambda: num_lines(disk) == 5, running)
         ballast = fill(disk, leave_bytes=RESERVE_BYTES // 2)
-        assert running.wait() == 4, running.output.read_text()
-        text = running.output.read_text()
+        (tmp_path / cli.GO).touch()
+        assert running.wait(timeout=240) == 4, output.read_text()
+        text = output.read_text()
         assert "the disk of disk/" in text
         assert " bytes free; samples under way" in text
         assert "Traceback" not in text
         before = ledger_of(disk)
         assert 5 <= len(finished(before)) < NUM_PROMPTS
         ballast.unlink()
-        assert commands.run(*command, cwd=tmp_path) == 0, running.output.read_text()
+        assert commands.run(*command, cwd=tmp_path) == 0, output.read_text()
         after = ledger_of(disk)
         assert after[: len(before)] == before
         assert len(finished(after)) == len(after) == NUM_PROMPTS

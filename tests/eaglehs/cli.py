@@ -16,6 +16,23 @@ ENTRY_THAT_SAYS_SO = (
     "-c",
     f"from eaglehs.__main__ import main; open({STARTED!r}, 'w').close(); main()",
 )
+GO = "go"
+"""A file in the working folder that lets a run go on that HOLDING stopped."""
+
+HOLDING = """
+import os, pathlib, threading, time
+from eaglehs.extraction.run_store import RunStore
+append, lock, test = RunStore.append, threading.Lock(), os.getppid()
+def hold(store, entry):
+    with lock:
+        while len(store.ledger.entries) >= {num_lines} and not pathlib.Path({go!r}).exists():
+            time.sleep(0.01)
+            os.getppid() == test or os._exit(1)
+        append(store, entry)
+RunStore.append = hold
+"""
+"""In the process of `extract`: a ledger of no more lines than these, so that it can't end before a test comes to it."""
+
 PLAIN = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
 
 
@@ -26,11 +43,16 @@ def eaglehs(*arguments: object, cwd: Path | None = None, **environment: str) -> 
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def start_eaglehs(*arguments: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """Start `eaglehs` in a process group of its own, its output in `<cwd>/out.txt`; see STARTED."""
+def start_eaglehs(
+    *arguments: object, cwd: Path, holds_at: int | None = None, **environment: str
+) -> subprocess.Popen[str]:
+    """Start `eaglehs` in a process group of its own, its output in `<cwd>/out.txt`; see STARTED and HOLDING."""
+    *python, program = ENTRY_THAT_SAYS_SO
+    if holds_at is not None:
+        program = HOLDING.format(num_lines=holds_at, go=GO) + program
     with (cwd / "out.txt").open("a") as output:
         return subprocess.Popen(
-            [*ENTRY_THAT_SAYS_SO, *map(str, arguments)],
+            [*python, program, *map(str, arguments)],
             cwd=cwd,
             env={**os.environ, **PLAIN, **environment},
             stdout=output,

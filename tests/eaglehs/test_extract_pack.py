@@ -10,7 +10,7 @@ import pytest
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.manifest import Manifest
 
-from tests.eaglehs.cli import eaglehs, ledger_lines, start_eaglehs, wait_until
+from tests.eaglehs.cli import GO, eaglehs, ledger_lines, start_eaglehs, wait_until
 from tests.factories.published import REPO, TOKENS, hub_environment
 from tests.fakes.hub import HubServer, start_hub
 
@@ -65,7 +65,7 @@ def test_one_step_makes_the_dataset_of_two(extract, unbroken, tmp_path):
 @pytest.mark.parametrize("kill_at", [0, 9, 17, 29])
 def test_a_killed_run_goes_on_to_the_bytes_of_an_unbroken_one(kill_at, extract, unbroken, tmp_path):
     run = tmp_path / "run"
-    process = start_eaglehs(*extract, *PACK, cwd=tmp_path)
+    process = start_eaglehs(*extract, *PACK, cwd=tmp_path, holds_at=29)
     wait_until(lambda: (run / "run.json").exists() and len(ledger_lines(run)) >= kill_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -141,6 +141,7 @@ def test_a_killed_push_goes_on_with_nothing_computed_or_sent_twice(extract, unbr
     process.wait()
     finished = ledger_lines(tmp_path / "run")
     hub.bytes_per_s = 0
+    hub.wait_until_idle()
     environment = hub_environment(hub, tmp_path / "another-home", xet=xet)
     done = eaglehs(*extract, *push, "--json", cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
@@ -223,7 +224,7 @@ def test_a_disk_that_fills_in_mid_shard_is_named_and_the_same_command_goes_on(
 ):
     arguments = ("extract", "--model", tiny_model, "--prompts", long_prompts, "--engine", "transformers")
     arguments += ("--loss-mask", "all", "--limit", "16", "--pack", small_disk / "dataset", "--json")
-    process = start_eaglehs(*arguments, cwd=tmp_path)
+    process = start_eaglehs(*arguments, cwd=tmp_path, holds_at=2)
     wait_until(lambda: len(ledger_lines(tmp_path / "run")) >= 2, process)
     with (small_disk / "other").open("wb") as other:  # somebody else fills the disk
         try:
@@ -232,6 +233,7 @@ def test_a_disk_that_fills_in_mid_shard_is_named_and_the_same_command_goes_on(
                 other.flush()
         except OSError:
             pass
+    (tmp_path / GO).touch()
     assert process.wait(timeout=120) == 4
     said = (tmp_path / "out.txt").read_text()
     assert "No space left on device" in said

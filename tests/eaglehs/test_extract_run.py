@@ -18,7 +18,7 @@ from eaglehs.schemas.run import RunFolder
 from eaglehs.engine_start import EngineSettings, open_engine
 from eaglehs.extract_run import ExtractSettings
 from eaglehs.extract_run import extract as extract_run
-from tests.eaglehs.cli import STARTED, eaglehs, ledger_lines, start_eaglehs, wait_until
+from tests.eaglehs.cli import GO, STARTED, eaglehs, ledger_lines, start_eaglehs, wait_until
 from tests.factories.records import model_facts, run_record
 
 
@@ -80,7 +80,7 @@ def test_a_finished_run_computes_nothing_again(extract, unbroken):
 @pytest.mark.parametrize("kill_at", [0, 1, 11, 29])
 def test_a_killed_run_goes_on_and_packs_to_the_bytes_of_an_unbroken_one(kill_at, extract, unbroken, tmp_path):
     run = tmp_path / "run"
-    process = start_eaglehs(*extract, cwd=tmp_path)
+    process = start_eaglehs(*extract, cwd=tmp_path, holds_at=29)
     wait_until(lambda: (run / "run.json").exists() and len(ledger_lines(run)) >= kill_at, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -112,10 +112,11 @@ def test_what_a_killed_start_left_in_a_dump_folder_is_removed_and_nothing_else(t
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_says_so_with_its_exit_code_and_keeps_what_it_has(stop, extract, tmp_path):
-    process = start_eaglehs(*extract, cwd=tmp_path)
+    process = start_eaglehs(*extract, cwd=tmp_path, holds_at=29)
     wait_until(lambda: len(ledger_lines(tmp_path / "run")) >= 3, process)
     process.send_signal(stop)
-    assert process.wait(timeout=60) == 130
+    (tmp_path / GO).touch()
+    assert process.wait(timeout=120) == 130
     text = (tmp_path / "out.txt").read_text()
     assert "stopped; all finished samples are kept in run" in text
     assert "Traceback" not in text
@@ -131,7 +132,7 @@ def test_a_second_ctrl_c_at_any_moment_ends_without_a_traceback(after_s, extract
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         time.sleep(0.02)
-    assert process.wait(timeout=60) in {0, 130}
+    assert process.wait(timeout=120) in {0, 130}
     assert "Traceback" not in (tmp_path / "out.txt").read_text()
 
 

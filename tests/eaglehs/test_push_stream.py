@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,16 +90,18 @@ class Runner:
         return {entry.key for entry in Ledger(RunFolder(self.folder / "run").ledger).finished()}
 
     def start(self, push: PushOptions = DELETING, **settings: object):
-        """Run one start to its end; returns what was published."""
+        """Run one start to its end, and that of its threads, as its process would; returns what was published."""
         run = self.folder / "run"
         run.mkdir(exist_ok=True)
         self.engine.asked.clear()
         store = open_store(RunFolder(run), record_of(PROMPTS, self.options), PROMPTS)
         client = Pusher(self.hub, self.options.dataset).client
         with (
+            ExitStack() as ended,
             open_packing(store, self.options, Silent()) as (keeper, packed),
             open_push(push, keeper, Silent(), client) as pushing,
         ):
+            ended.callback(pushing.stream._thread.join, 120)
             store.repair(packed)
             if pending := store.pending(PROMPTS):
                 keeper.begin()
@@ -126,8 +128,7 @@ class Runner:
         assert there == {entry.name: entry.sha256 for entry in manifest.shards}
         assert {"README.md", "manifest.json", "_index/samples.parquet"} <= set(self.hub.files(REPO))
         assert read_record(Manifest, self.dataset.manifest).shards == manifest.shards
-        sent = Counter(self.hub.finished_puts())
-        assert {sha: count for sha, count in sent.items() if count > 1} == {}
+        assert [sha for sha, count in Counter(self.hub.finished_puts()).items() if count > 1] == []
         assert "eaglehs-upload-main" not in self.hub.refs(REPO)
         return manifest
 
@@ -140,7 +141,7 @@ def runner(tmp_path, hub) -> Runner:
 
 def wait_for(is_so: Callable[[], object]) -> None:
     """Wait for what another thread does."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline, "took too long"
         threading.Event().wait(0.01)

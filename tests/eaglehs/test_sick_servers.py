@@ -160,7 +160,8 @@ def test_a_server_that_never_gets_ready_is_given_up_and_not_started_again(extrac
     assert done.code == 3
     assert "did not generate a token within 3 s" in done.text
     assert "--start-timeout" in done.text
-    assert num_starts(tmp_path) == 1
+    assert "Starting it again" not in done.text
+    assert num_starts(tmp_path) <= 1  # none where it had no time to say so
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
@@ -183,7 +184,9 @@ def test_a_fault_that_passes_costs_no_sample(fault: dict[str, Any], extract: Ext
     assert any(entry.attempt % 100 for entry in entries(tmp_path, SampleStatus.DONE).values())
 
 
-@pytest.mark.parametrize("fault", [{"dump_delay_s": 0.4}, {"reverse_after": 4}, {"unready_s": 2.0}, {"decode_rows": 2}])
+@pytest.mark.parametrize(
+    "fault", [{"dump_delay_s": 0.4}, {"reverse_after": 4}, {"unready_times": 3}, {"decode_rows": 2}]
+)
 def test_a_slow_or_untidy_server_costs_nothing(fault: dict[str, Any], extract: Extract, tmp_path: Path):
     assert extract("--concurrency", 8, **fault).code == 0
     assert len(entries(tmp_path, SampleStatus.DONE)) == NUM_PROMPTS

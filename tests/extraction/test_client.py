@@ -254,6 +254,14 @@ def test_a_fault_that_passes_is_waited_out_beyond_the_tries_of_other_faults(engi
 
 def test_a_fault_that_does_not_pass_while_others_finish_is_the_samples(engine, folder):
     engine.faults["p001"] = busy
+    capture = engine.capture
+
+    async def last_after_the_others(prompt, rid):
+        while engine.asked[prompt.key] == 2 and folder.ledger.read_bytes().count(b"\n") < 5:  # noqa: ASYNC110 - threads write it
+            await asyncio.sleep(0.01)
+        return await capture(prompt, rid)
+
+    engine.capture = last_after_the_others
     outcome, store = start(engine, folder, make_prompts(6), waits_s=(0.05, 0.05))
     assert outcome.num_done == 5
     (entry,) = store.ledger.failed()
@@ -270,6 +278,20 @@ def test_a_fault_of_all_that_does_not_pass_is_the_engines_and_fails_no_sample(en
     store = open_run(folder, prompts)
     assert not store.ledger.entries
     assert list(engine.spool.iterdir()) == []
+
+
+def test_room_that_comes_free_while_it_is_looked_for_is_waited_for(engine, folder, monkeypatch):
+    is_freeing = [True]
+
+    def check_room(keep_dir, needed_bytes):
+        if is_freeing[0]:
+            is_freeing[0] = False  # just after the look, and before its answer
+            raise StorageError("the disk is full")
+
+    monkeypatch.setattr("eaglehs.extraction.client.check_room", check_room)
+    monkeypatch.setattr("eaglehs.extraction.client.ROOM_POLL_S", 0.01)
+    outcome, _ = start(engine, folder, make_prompts(3), keep_dir=folder.root, frees_room=lambda: is_freeing[0])
+    assert outcome.num_done == 3
 
 
 def test_the_prompts_under_way_when_the_engine_goes_down_are_known(engine, folder):
@@ -298,7 +320,7 @@ def test_the_engine_has_its_next_request_while_a_sample_is_still_checked(tmp_pat
 
     def check(prompt, answer):
         if not asked_during_first_check:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while sum(engine.asked.values()) < 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
             asked_during_first_check.append(sum(engine.asked.values()))

@@ -3,10 +3,10 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from eaglehs.extraction import dump_folder
 from eaglehs.extraction.dump_folder import LOCK_FILENAME, DumpFolderInUseError, ForeignFilesError, claimed, clean
 from eaglehs.schemas.errors import StorageError
 
@@ -45,21 +45,30 @@ def test_a_second_claim_is_refused_and_harms_nothing(tmp_path: Path):
         pass
 
 
-def test_a_claim_waits_for_the_server_of_a_killed_run_to_end(tmp_path: Path):
+def test_a_claim_waits_for_the_server_of_a_killed_run_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = f"""
-import os, time
+import os, sys
 from pathlib import Path
 from eaglehs.extraction.dump_folder import claimed
 with claimed(Path({str(tmp_path)!r})):
     if os.fork():
         os._exit(0)  # killed; its child, like the guard, holds the lock a little longer
-    time.sleep(1)
+    sys.stdin.read()
     os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
-    started = time.monotonic()
+    killed = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert killed.wait() == 0
+    tries, take = [], dump_folder._took
+
+    def took(lock: int) -> bool:
+        tries.append(take(lock))
+        if len(tries) == 3:
+            killed.communicate()  # its child ends
+        return tries[-1]
+
+    monkeypatch.setattr(dump_folder, "_took", took)
     with claimed(tmp_path):
-        assert 0.2 < time.monotonic() - started < 5
+        assert tries[:3] == [False] * 3
 
 
 def test_files_that_are_not_ours_are_never_removed(tmp_path: Path):

@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +64,7 @@ def rid_of(key: str, attempt: int = 0) -> str:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, timeout=30))
+    return asyncio.run(asyncio.wait_for(work, timeout=120))
 
 
 def dumps_left(folder: Path) -> list[str]:
@@ -99,6 +102,7 @@ def test_requests_answered_in_reverse_order_get_their_own_rows(start: Start):
 
 def test_dumps_that_come_after_the_answer_are_waited_for(start: Start):
     _, engine = start(dump_delay_s=0.3)
+    engine.patience = Patience()
     assert len(run(engine.capture(make_prompt("a", 70), rid_of("a"))).dumps) == 2
 
 
@@ -155,13 +159,24 @@ def test_rows_of_decode_steps_are_dropped(start: Start, tmp_path: Path):
 
 
 def test_a_late_dump_of_a_request_that_was_given_up_does_not_stay(start: Start, tmp_path: Path):
-    _, engine = start(dump_delay_s=1.0)
+    fake, engine = start(dump_delay_s=0.001)
     engine.patience = Patience(dump_s=0.1)
+    given_up, is_late_written, dump = threading.Event(), threading.Event(), fake.dump
+
+    def late(body: dict[str, Any], **fault: Any) -> None:
+        is_first = body["rid"] == rid_of("a")
+        (given_up if is_first else is_late_written).wait(60)
+        dump(body, **fault)
+        if is_first:
+            is_late_written.set()
+
+    fake.dump = late  # type: ignore[method-assign]
 
     async def give_up_then_go_on() -> None:
         with pytest.raises(MissingRowsError):
             await engine.capture(make_prompt("a"), rid_of("a"))
-        engine.patience = Patience(dump_s=5.0)
+        given_up.set()
+        engine.patience = Patience()
         await engine.capture(make_prompt("a"), rid_of("a", attempt=1))
 
     run(give_up_then_go_on())
@@ -224,8 +239,8 @@ def test_a_busy_server_is_to_be_asked_again(start: Start, status: int):
 
 def test_a_server_that_stops_answering_is_given_up_after_the_stall_timeout(start: Start):
     _, engine = start(hangs_after=1)
-    engine.patience = Patience(stall_s=1.0)
     run(engine.capture(make_prompt("a"), rid_of("a")))
+    engine.patience = Patience(stall_s=1.0)
     with pytest.raises(
         ServerHangsError, match="sent no answer and no dump for 1 s, with 1 request under way"
     ) as caught:
@@ -233,23 +248,76 @@ def test_a_server_that_stops_answering_is_given_up_after_the_stall_timeout(start
     assert "--stall-timeout" in str(caught.value)
 
 
-def test_a_slow_server_that_still_moves_does_not_hang(start: Start):
-    _, engine = start(answer_delay_s=0.5)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The engine's time: it goes on when a test says so."""
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    for module in ("engines.sglang", "dump_watcher"):
+        monkeypatch.setattr(f"eaglehs.extraction.{module}.time", clock)
+    monkeypatch.setattr("eaglehs.extraction.engines.sglang._LOOK_EVERY_S", 0.01)
+    return clock
+
+
+def test_a_slow_server_that_still_moves_does_not_hang(start: Start, clock: SimpleNamespace):
+    fake, engine = start()
     engine.patience = Patience(stall_s=1.2)
+    dump, is_over = fake.dump, threading.Event()
+
+    def hold(body: dict[str, Any], **fault: Any) -> None:
+        if body["rid"] == rid_of("held"):
+            is_over.wait(60)
+        dump(body, **fault)
+
+    fake.dump = hold  # type: ignore[method-assign]
 
     async def one_by_one() -> None:
         held = asyncio.create_task(engine.capture(make_prompt("held"), rid_of("held")))
         for number in range(4):  # longer in all than the stall timeout
             await engine.capture(make_prompt(f"k{number}"), rid_of(f"k{number}"))
+            clock.now += 1.1
+            await asyncio.sleep(0.05)  # and it is looked at
+        is_over.set()
         await held
 
     run(one_by_one())
 
 
-def test_dumps_alone_are_a_sign_of_life(start: Start):
-    _, engine = start(chunk_delay_s=0.4)
+def test_dumps_alone_are_a_sign_of_life(start: Start, clock: SimpleNamespace):
+    fake, engine = start()
     engine.patience = Patience(stall_s=1.0)
+    write = fake.write
+
+    def write_slowly(*what: Any) -> None:
+        write(*what)
+        while engine._watcher.moved_at < clock.now:  # until it is seen
+            time.sleep(0.01)
+        clock.now += 0.9
+        time.sleep(0.05)
+
+    fake.write = write_slowly  # type: ignore[method-assign]
     assert len(run(engine.capture(make_prompt("long", 300), rid_of("long"))).dumps) == 5
+
+
+def test_what_came_while_we_ourselves_stood_still_counts(start: Start, monkeypatch: pytest.MonkeyPatch):
+    fake, engine = start()
+    engine.patience = Patience(stall_s=0.2)
+    may_answer, is_answered = threading.Event(), threading.Event()
+    handler = fake.http.RequestHandlerClass
+    answer = handler.answer
+    monkeypatch.setattr(
+        handler, "answer", lambda *what: (may_answer.wait(60), time.sleep(0.3), answer(*what), is_answered.set())
+    )
+
+    async def stand_still() -> None:
+        work = asyncio.create_task(engine.capture(make_prompt("a"), rid_of("a")))
+        while not engine._watcher.moved_at:  # noqa: ASYNC110 - a thread changes it
+            await asyncio.sleep(0.001)
+        may_answer.set()
+        assert is_answered.wait(60)
+        time.sleep(0.6)  # noqa: ASYNC251 - the loop stands still until after its next look
+        await work
+
+    run(stand_still())
 
 
 def test_a_server_found_dead_after_a_lost_connection_is_reported_with_its_last_lines(
@@ -274,10 +342,12 @@ def test_a_dump_folder_that_vanishes_ends_the_run(start: Start, tmp_path: Path):
 
 def test_a_cancelled_capture_leaves_no_dump(start: Start, tmp_path: Path):
     _, engine = start(short_rows=2)
+    engine.patience = Patience()
 
     async def cancel() -> None:
         work = asyncio.create_task(engine.capture(make_prompt("a", 200), rid_of("a")))
-        await asyncio.sleep(0.3)
+        while len(dumps_left(tmp_path)) < 4:  # noqa: ASYNC110 - the fake's thread writes them
+            await asyncio.sleep(0.01)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

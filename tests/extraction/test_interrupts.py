@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CoroutineType
 
@@ -15,31 +15,42 @@ from eaglehs.extraction.interrupts import run_interruptible, sigterm_as_interrup
 
 
 @contextmanager
-def pressed(*after_s: float, after: threading.Event | None = None) -> Iterator[None]:
-    """Press Ctrl-C at these times, each counted from the one before, the first from the event."""
+def pressed(*whens: Callable[[], object]) -> Iterator[None]:
+    """Press Ctrl-C whenever the next of these returns. Only a loop that runs heeds it: late ones must hit no test."""
 
     def press() -> None:
-        if after is not None:
-            after.wait()
-        for pause in after_s:
-            time.sleep(pause)
+        for when in whens:
+            when()
             os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     thread = threading.Thread(target=press)
     thread.start()
     try:
         yield
     finally:
-        with suppress(KeyboardInterrupt):  # one that comes after the block is not its matter
-            thread.join()
-            time.sleep(0.01)
+        thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
-async def sleep_in_a_thread(seconds: float, ended: list[str]) -> None:
-    try:
-        await asyncio.shield(asyncio.to_thread(lambda: (time.sleep(seconds), ended.append("thread"))))
-    finally:
-        ended.append("task")
+class Work:
+    """A task that waits for its thread, and the thread for `may_end`; `ended` tells which came first."""
+
+    def __init__(self) -> None:
+        self.is_running, self.is_cancelled, self.may_end = threading.Event(), threading.Event(), threading.Event()
+        self.ended: list[str] = []
+
+    async def run(self) -> None:
+        try:
+            await asyncio.shield(asyncio.to_thread(self.run_in_thread))
+        finally:
+            self.ended.append("task")
+            self.is_cancelled.set()
+
+    def run_in_thread(self) -> None:
+        self.is_running.set()
+        self.may_end.wait(60)
+        self.ended.append("thread")
 
 
 def test_the_result_is_handed_on_and_so_is_a_fault():
@@ -55,19 +66,19 @@ def test_the_result_is_handed_on_and_so_is_a_fault():
 
 
 def test_one_ctrl_c_cancels_the_main_task_and_waits_for_its_threads():
-    ended: list[str] = []
-    with pressed(0.1), pytest.raises(KeyboardInterrupt):
-        run_interruptible(sleep_in_a_thread(0.5, ended))
-    assert ended == ["task", "thread"]
+    work = Work()
+    work.may_end = work.is_cancelled
+    with pressed(work.is_running.wait), pytest.raises(KeyboardInterrupt):
+        run_interruptible(work.run())
+    assert work.ended == ["task", "thread"]
 
 
 def test_a_second_ctrl_c_waits_for_no_thread():
-    ended: list[str] = []
-    started = time.monotonic()
-    with pressed(0.1, 0.1), pytest.raises(KeyboardInterrupt):
-        run_interruptible(sleep_in_a_thread(3, ended))
-    assert time.monotonic() - started < 2
-    assert ended == ["task"]
+    work = Work()
+    with pressed(work.is_running.wait, work.is_cancelled.wait), pytest.raises(KeyboardInterrupt):
+        run_interruptible(work.run())
+    assert work.ended == ["task"]
+    work.may_end.set()
     # asyncio's own end of its threads, given up, would join them in whatever thread happens to collect it.
     assert "shutdown_default_executor" not in {o.__name__ for o in gc.get_objects() if type(o) is CoroutineType}
 
@@ -78,14 +89,16 @@ def test_two_at_any_distance_end_with_a_keyboard_interrupt_and_leave_the_handler
         is_running.set()
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
-                group.create_task(sleep_in_a_thread(0.02, []))
+                group.create_task(asyncio.to_thread(time.sleep, 0.02))
 
-    before = signal.getsignal(signal.SIGINT)
     for step in range(12):
         is_running = threading.Event()
-        with suppress(KeyboardInterrupt), pressed(first_s, step * 0.002, after=is_running):
-            run_interruptible(workers())
-        assert signal.getsignal(signal.SIGINT) == before
+        first = lambda: is_running.wait() and time.sleep(first_s)  # noqa: B023, E731 - pressed in this turn
+        with pressed(first, lambda: time.sleep(step * 0.002)):  # noqa: B023
+            before = signal.getsignal(signal.SIGINT)
+            with suppress(KeyboardInterrupt):
+                run_interruptible(workers())
+            assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_a_thread_without_signals_runs_it_plainly():

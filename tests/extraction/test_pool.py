@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         fakes.append(fake)
         expected = Expected(model="tiny", layers=(1, 2), rid_prefix=PREFIX, dump_dir=folder)
         with attached_server(fake.url, expected, Silent()) as server:
-            return fake, SglangEngine(server, PREFIX, concurrency=4, patience=Patience(dump_s=5.0))
+            return fake, SglangEngine(server, PREFIX, concurrency=4, patience=Patience(dump_s=60.0))
 
     yield begin
     for fake in fakes:
@@ -63,7 +63,7 @@ def run_client(pool: PoolEngine, folder: RunFolder, prompts: list[Prompt]) -> tu
     store.repair()
     store.begin(pool.facts)
     client = Client(pool, store, lambda prompt, answer: check_dumps(prompt, answer.dumps, LAYOUT), ClientSettings())
-    return asyncio.run(asyncio.wait_for(client.run(store.pending(prompts), Silent()), 60)), store
+    return asyncio.run(asyncio.wait_for(client.run(store.pending(prompts), Silent()), 300)), store
 
 
 def keys_asked(fake: FakeSglang) -> list[str]:
@@ -95,7 +95,7 @@ def test_two_servers_share_the_work_and_each_sample_is_kept_once(start: Start, t
     assert pool.concurrency == 8
     asked = [keys_asked(one), keys_asked(two)]
     assert sorted(asked[0] + asked[1]) == [prompt.key for prompt in prompts]
-    assert min(map(len, asked)) >= 10
+    assert min(map(len, asked)) >= 4  # those that are sent before any answer
     assert_each_once(store, folder, prompts)
     assert spool_files(one, two) == []
 
@@ -218,7 +218,7 @@ async def die_of_poison(prompt: Prompt) -> None:
 def capture_all(pool: PoolEngine, keys: list[str]) -> list[Any]:
     async def work() -> list[Any]:
         jobs = [pool.capture(make_prompt(key), f"{PREFIX}{key}-0") for key in keys]
-        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 20)
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 120)
 
     return asyncio.run(work())
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from eaglehs.extraction import process
 from eaglehs.extraction.process import ProcessGroup, ProcessSpec, tail_of
 
 SLEEP = "import time; time.sleep(3600)"
@@ -26,7 +27,7 @@ def make_spec(program: str, log: Path, *, grace_s: float = 5.0, secrets: tuple[s
     )
 
 
-def wait_until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(claim: Callable[[], object], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not claim():
         assert time.monotonic() < deadline, "waited in vain"
@@ -57,14 +58,15 @@ def test_stopping_ends_children_and_daemons_too(tmp_path: Path):
     group.stop()  # a second call does nothing
 
 
-def test_what_ignores_term_is_killed_after_the_grace(tmp_path: Path):
+def test_what_ignores_term_is_killed_after_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "_KILL_PATIENCE_S", 3600)  # it is the guard that kills, or nobody
     log = tmp_path / "log"
     ignore = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True)\n"
     group = ProcessGroup(make_spec(ignore + SLEEP, log, grace_s=0.3))
     (pid,) = printed_pids(log)
     started = time.monotonic()
     group.stop()
-    assert 0.3 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.3
     assert not is_alive(pid)
 
 
@@ -80,7 +82,7 @@ signal.signal(signal.SIGTERM, end)
 print("up", flush=True)
 time.sleep(3600)
 """
-    group = ProcessGroup(make_spec(orderly, log))
+    group = ProcessGroup(make_spec(orderly, log, grace_s=120))
     wait_until(lambda: log.read_text() == "up\n")
     group.stop()
     assert log.read_text() == "up\ndrained\n"
@@ -89,14 +91,14 @@ time.sleep(3600)
 @pytest.mark.parametrize(("program", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_a_program_that_ends_by_itself_is_noticed_with_its_code(tmp_path: Path, program: str, code: int):
     group = ProcessGroup(make_spec(program, tmp_path / "log"))
-    assert group.wait(timeout_s=10) == code
+    assert group.wait(timeout_s=120) == code
     group.stop()
 
 
 def test_what_a_dead_program_leaves_behind_is_ended(tmp_path: Path):
     log = tmp_path / "log"
     group = ProcessGroup(make_spec(FAMILY, log))
-    assert group.wait(timeout_s=10) == 0
+    assert group.wait(timeout_s=120) == 0
     assert not any(map(is_alive, printed_pids(log)))
     group.stop()
 
@@ -136,7 +138,7 @@ def test_secrets_do_not_reach_the_log(tmp_path: Path):
     log = tmp_path / "log"
     program = "import time\nprint('key=sk-', end='', flush=True); time.sleep(0.3); print('12345, end')"
     group = ProcessGroup(make_spec(program, log, secrets=("sk-12345",)))
-    group.wait(timeout_s=10)
+    group.wait(timeout_s=120)
     group.stop()
     assert log.read_text() == "key=***, end\n"
 
@@ -144,7 +146,7 @@ def test_secrets_do_not_reach_the_log(tmp_path: Path):
 def test_a_program_that_can_not_be_started_says_so_in_the_log(tmp_path: Path):
     spec = ProcessSpec(argv=("/no/such/python",), environment=os.environ, log=tmp_path / "log")
     group = ProcessGroup(spec)
-    assert group.wait(timeout_s=10) == 1
+    assert group.wait(timeout_s=120) == 1
     assert "No such file" in group.tail(2)
     group.stop()
 
@@ -157,9 +159,10 @@ def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path):
 
 
 def test_ctrl_c_while_stopping_kills_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "_KILL_PATIENCE_S", 3600)  # it is the guard that kills, and before the grace is over
     log = tmp_path / "log"
     ignore = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True)\n"
-    group = ProcessGroup(make_spec(ignore + SLEEP, log, grace_s=60))
+    group = ProcessGroup(make_spec(ignore + SLEEP, log, grace_s=3600))
     (pid,) = printed_pids(log)
     wait = group.wait
 
@@ -168,8 +171,6 @@ def test_ctrl_c_while_stopping_kills_at_once(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(group, "wait", interrupted)
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         group.stop()
-    assert time.monotonic() - started < 10
     assert not is_alive(pid)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,37 +89,35 @@ def test_a_fault_inside_the_block_ends_the_server_and_is_passed_on(settings: Set
 
 
 def test_a_server_that_binds_and_never_answers_is_given_up_in_time(settings: Settings):
-    started = time.monotonic()
     with pytest.raises(ServerStartTimeoutError, match=r"did not generate a token within 2 s.*--start-timeout"):
         open_and_close(settings(Faults(is_silent=True), start_timeout_s=2.0))
-    assert time.monotonic() - started < 15
 
 
 def test_a_server_that_is_not_ready_yet_is_waited_for(settings: Settings):
-    open_and_close(settings(Faults(unready_s=2.0)))
+    open_and_close(settings(Faults(unready_times=3)))
 
 
 def test_a_server_that_dies_while_starting_is_noticed_at_once_with_its_last_lines(settings: Settings):
-    started = time.monotonic()
     with pytest.raises(ServerDiedError, match="exit code 1") as caught:
-        open_and_close(settings(Faults(dies_after_s=0.5)))
-    assert time.monotonic() - started < 20
+        open_and_close(settings(Faults(dies_after_s=0.5), start_timeout_s=3600.0))
     assert "torch.OutOfMemoryError: CUDA out of memory" in str(caught.value)
     assert isinstance(caught.value, EngineError)
 
 
 def test_progress_tells_how_long_and_what_the_log_says(settings: Settings, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("eaglehs.extraction.server_ready.NOTE_EVERY_S", 0.5)
+    monkeypatch.setattr("eaglehs.extraction.server_ready.NOTE_EVERY_S", 0)
     notes: list[str] = []
 
     class Notes(Silent):
         def note(self, message: str) -> None:
             notes.append(message)
 
-    with managed_server(settings(Faults(unready_s=2.0)), Notes()):
+    with managed_server(settings(Faults(unready_times=3)), Notes()):
         pass
     assert notes[0].startswith("starting SGLang on port")
-    assert re.match(r"waiting for the server's first token, 0 min 0\d s; its log: server_args=", notes[1])
+    # It refused connections first, and 503 was answered by a server that had printed its arguments.
+    told = [note for note in notes if note.startswith("waiting for")]
+    assert re.match(r"waiting for the server's first token, \d+ min \d\d s; its log: server_args=", told[-1])
 
 
 def test_a_server_that_dies_in_mid_run_ends_it_with_its_last_lines(settings: Settings):
@@ -287,10 +284,10 @@ def test_no_server_outlives_a_run_that_is_stopped_or_killed(settings: Settings, 
     )
     run = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     try:
-        wait_until((tmp_path / "ready").exists, timeout_s=60)
+        wait_until((tmp_path / "ready").exists, timeout_s=120)
         child = int(re.findall(r"child (\d+)", made.log.read_text() if made.log else "")[0])
         run.send_signal(number)
-        errors = run.communicate(timeout=30)[1]
+        errors = run.communicate(timeout=120)[1]
     finally:
         run.kill()
     if number != signal.SIGKILL:  # then it has waited for the end itself

@@ -41,10 +41,15 @@ class WatchedEngine(FakeEngine):
 
 
 class SlowStore(RunStore):
-    """Keeps a sample slower than the engine makes one."""
+    """Keeps a sample slower than the engine makes one: after a while, or when the spool has `waits_for_bytes`."""
+
+    waits_for_bytes = 0
 
     def finish(self, *arguments):
         time.sleep(0.01)
+        end = time.monotonic() + 60
+        while self.engine.most_bytes < self.waits_for_bytes and time.monotonic() < end:
+            time.sleep(0.01)
         return super().finish(*arguments)
 
 
@@ -55,7 +60,8 @@ def test_a_slow_keeper_never_fills_the_spool_past_its_bound_and_nothing_is_lost(
     folder.root.mkdir()
     record = open_store(folder, record_of(prompts), prompts).record
     store = SlowStore(folder, record)
-    engine = WatchedEngine(tmp_path / "spool", concurrency=16)
+    store.engine = engine = WatchedEngine(tmp_path / "spool", concurrency=16)
+    store.waits_for_bytes = 0 if bound else 60_001
     store.begin(engine.facts)
     settings = ClientSettings(spool_bytes=bound, bytes_per_token=PER_TOKEN)
     client = Client(engine, store, lambda prompt, answer: check_dumps(prompt, answer.dumps, LAYOUT), settings)

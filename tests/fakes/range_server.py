@@ -72,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self):
         super().setup()
-        self.server_of.num_connections += 1
+        with self.server_of.lock:
+            self.server_of.num_connections += 1
 
     def do_GET(self):
         server = self.server_of
@@ -121,8 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if place <= fault.get("flip", -1) < place + len(piece):
                     piece[fault["flip"] - place] ^= 1
                 self.server_of.pace(len(piece))
+                seen["sent"] += len(piece)  # before it is there: who has all of it may look at once
                 self.wfile.write(piece)
-                seen["sent"] += len(piece)
                 left -= len(piece)
         if "cut" in fault:
             self.close_connection = True

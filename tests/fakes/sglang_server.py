@@ -11,6 +11,7 @@ It answers `/generate` and `/server_info` as SGLang does and writes real dumps (
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -42,8 +43,8 @@ class Faults:
     is_silent: bool = False
     """Binds and never answers."""
 
-    unready_s: float = 0.0
-    """Answers 503 for so long."""
+    unready_times: int = 0
+    """Answers 503 so many times first."""
 
     dies_after_s: float = 0.0
     """Prints a line, and exits with code 1 after so long."""
@@ -136,7 +137,7 @@ class FakeSglang:
         self.settings = settings
         self.faults = faults
         self.requests: list[dict[str, Any]] = []
-        self.started = time.monotonic()
+        self.asked = itertools.count()
         self.held = threading.Condition()
         self.served: list[str] = []
         self.num_faults = 0
@@ -201,9 +202,8 @@ class FakeSglang:
         with self.held:
             self.served.append(rid)
             self.held.notify_all()
-            self.held.wait_for(lambda: len(self.served) >= self.faults.reverse_after, timeout=10)
-        place = self.served.index(rid)
-        time.sleep(max(0.0, 0.05 * (self.faults.reverse_after - place)))
+            self.held.wait_for(lambda: len(self.served) >= self.faults.reverse_after, timeout=60)
+        time.sleep(max(0.0, 0.05 * (self.faults.reverse_after - self.served.index(rid))))
 
     def goes_wrong(self) -> bool:
         """Count a request; tell whether it is one of the first, that go wrong."""
@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if fake.settings.api_key and self.headers.get("Authorization") != f"Bearer {fake.settings.api_key}":
             return self.answer(401, {"error": "Unauthorized"})
-        if time.monotonic() - fake.started < faults.unready_s:
+        if next(fake.asked) < faults.unready_times:
             return self.answer(503, {"error": {"message": "Server is starting"}})
         fake.requests.append(body)
         if not body["rid"].startswith("eh-") or "-trial-" in body["rid"]:

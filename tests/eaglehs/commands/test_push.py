@@ -122,7 +122,7 @@ def test_a_killed_push_sends_only_the_rest(hub: HubServer, dataset, tmp_path, xe
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     hub.bytes_per_s = 0
-    time.sleep(0.1)
+    hub.wait_until_idle()
     assert_not_visible(hub)
     done = [seen["path"] for seen in hub.log if seen["path"].startswith(pattern) and seen["status"] == 200]
     hub.log.clear()

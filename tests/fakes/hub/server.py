@@ -46,6 +46,10 @@ class HubServer:
     log: list = field(default_factory=list)
     stop: object = None
     fault_lock: object = field(default_factory=threading.Lock)
+    num_busy: int = 0
+    """Requests that are being answered."""
+
+    idle: object = field(default_factory=threading.Condition)
 
     def files(self, repo, revision="main"):
         """Path -> file of a dataset repository."""
@@ -58,6 +62,11 @@ class HubServer:
     def body_bytes(self, pattern):
         """How many bytes came in over requests whose path matches."""
         return sum(seen["in"] for seen in list(self.log) if re.search(pattern, seen["path"]))
+
+    def wait_until_idle(self):
+        """Wait for the end of what clients have left behind that are gone."""
+        with self.idle:
+            assert self.idle.wait_for(lambda: not self.num_busy, timeout=120)
 
     def finished_puts(self):
         """SHA-256 of each LFS object that came in whole, once a time."""
@@ -127,6 +136,7 @@ class Handler(BaseHTTPRequestHandler):
             self.fault = {}
             raise HubRefusalError(504, "gateway time-out")
         data, self.status = b"" if value is None else json.dumps(value).encode(), status
+        self._note()
         self.send_response(status)
         sizes = {"Content-Type": kind, "Content-Length": len(data) if length is None else length}
         for key, text in {**sizes, **(headers or {})}.items():
@@ -159,11 +169,31 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     # ---- requests
+    def _note(self):
+        """Log the request: before its answer goes out, for whoever has that may look at once."""
+        with self.hub.idle:
+            self.seen |= {"status": self.status, "in": self.num_read, "user": self.user and self.user["name"]}
+            if not self.is_noted:
+                self.is_noted = True
+                self.hub.log.append(self.seen)
+
     def answer(self):
+        with self.hub.idle:
+            self.hub.num_busy += 1
+        try:
+            self._answer()
+        finally:
+            with self.hub.idle:
+                self.hub.num_busy -= 1
+                self.hub.idle.notify_all()
+
+    def _answer(self):
         self.fault, self.num_read, self.status, self.user, started = {}, 0, 0, None, time.time()
         self.is_unread = bool(self.headers.get("Transfer-Encoding") or int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
         self.query = dict(parse_qsl(url.query))
+        self.is_noted, range_ = False, self.headers.get("Range")
+        self.seen = {"t": round(started, 3), "method": self.command, "path": self.path, "range": range_}
         try:
             self._strike(url.path)
             self._dispatch(url.path)
@@ -178,9 +208,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(500, {"error": f"bug in the fake: {fault!r}"})
         finally:
             self.close_connection = self.close_connection or self.is_unread
-            user = self.user and self.user["name"]
-            seen = {"t": round(started, 3), "method": self.command, "path": self.path, "status": self.status}
-            self.hub.log.append({**seen, "in": self.num_read, "range": self.headers.get("Range"), "user": user})
+            self._note()
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names that http.server looks for
 
