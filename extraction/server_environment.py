@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,15 @@ from .sglang_versions import UNTESTED_MEND, is_supported, parse_version, support
 
 _ASK_VERSION = "import importlib.metadata as m; print(m.version('sglang'))"
 _ASK_TIMEOUT_S = 60.0
+
+HIGHEST_PORT = 55_535
+"""SGLang 0.5.11 to 0.5.15 adds 10,000 for gRPC, used or not, and does not start where that is past the last port."""
+
+_LOWEST_PORT = 20_000
+"""Linux gives out ports from 32,768 to 60,999 itself; below are others that few services have."""
+
+_MORE_PORTS = 100
+"""How many are tried once the system has given one that is too high."""
 
 
 class SglangMissingError(UsageError):
@@ -66,18 +77,30 @@ def find_sglang_version(python: str, *, allow_untested: bool = False) -> str:
 
 
 def choose_port(host: str, port: int | None) -> int:
-    """Return `port` if it is free, or a free one where it is None.
+    """Return `port` if it is free, or a free one where it is None: one that every release of SGLang can take.
 
     Raises:
         PortInUseError: it can't be bound.
     """
+    if port is not None:
+        return _bindable(host, port)
+    found = _bindable(host, 0)
+    for other in random.sample(range(_LOWEST_PORT, HIGHEST_PORT + 1), _MORE_PORTS):
+        if found <= HIGHEST_PORT:
+            break
+        with contextlib.suppress(PortInUseError):
+            found = _bindable(host, other)
+    return found
+
+
+def _bindable(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As the server does: a port in TIME_WAIT after the last run is free, one with a listener is not.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port or 0))
+            probe.bind((host, port))
         except OSError as fault:
-            raise PortInUseError(host, port or 0, fault.strerror or str(fault)) from None
+            raise PortInUseError(host, port, fault.strerror or str(fault)) from None
         found: int = probe.getsockname()[1]
     return found
 

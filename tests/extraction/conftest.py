@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from eaglehs.extraction.capture_settings import CaptureSettings
 from eaglehs.extraction.plugin_site import make_plugin_site
+from eaglehs.extraction.server_environment import find_sglang_version
+from eaglehs.extraction.sglang_versions import parse_version
 
 from tests.sglang_cpu.rig import CPU_FLAGS, PYTHON_VARIABLE, cpu_environment, sglang_python
 from tests.sglang_cpu.server import SglangServer, running_server
@@ -25,6 +27,11 @@ class CpuRig:
     python: Path
     folder: Path
     environment: dict[str, str]
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The numbers of the SGLang at hand, which may be one that nobody tested yet."""
+        return parse_version(find_sglang_version(str(self.python), allow_untested=True))
 
     def serve(self, model: Path, *flags: str, capture: CaptureSettings | None) -> AbstractContextManager[SglangServer]:
         """Return a context in which a server runs; without `capture` the plugin is not even on its path."""

@@ -14,12 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
+from eaglehs.extraction import server_environment
 from eaglehs.extraction.dump_folder import DumpFolderInUseError, ForeignFilesError
 from eaglehs.extraction.engines.sglang import SglangEngine
 from eaglehs.extraction.server import ServerDiedError, attached_server, managed_server
 from eaglehs.extraction.server_checks import Expected, ServerRefusedError
 from eaglehs.extraction.server_command import ContradictingArgumentError, ServerSettings
-from eaglehs.extraction.server_environment import PortInUseError, SglangMissingError, choose_port
+from eaglehs.extraction.server_environment import HIGHEST_PORT, PortInUseError, SglangMissingError, choose_port
 from eaglehs.extraction.server_http import ServerAnswerError
 from eaglehs.extraction.server_ready import ServerStartTimeoutError
 from eaglehs.schemas.errors import EngineError, StorageError
@@ -199,6 +200,27 @@ def test_a_port_in_use_is_named(settings: Settings, tmp_path: Path):
 def test_a_free_port_is_taken_as_given_and_found_where_none_is():
     free = choose_port("127.0.0.1", None)
     assert choose_port("127.0.0.1", free) == free
+
+
+@pytest.mark.parametrize("busy", [(), (1, 2)], ids=["all free", "the next two in use"])
+def test_a_found_port_leaves_room_for_the_one_that_older_releases_add(monkeypatch: pytest.MonkeyPatch, busy: Any):
+    asked: list[int] = []
+
+    def bindable(host: str, port: int) -> int:
+        asked.append(port)
+        if len(asked) - 1 in busy:
+            raise PortInUseError(host, port, "in use")
+        return port or HIGHEST_PORT + 1
+
+    monkeypatch.setattr(server_environment, "_bindable", bindable)
+    assert choose_port("127.0.0.1", None) == asked[-1]
+    assert len(asked) == 2 + len(busy)
+    assert all(port + 10_000 <= 65_535 for port in asked)
+
+
+def test_a_given_port_is_taken_however_high(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_environment, "_bindable", lambda _host, port: port)
+    assert choose_port("127.0.0.1", 65_535) == 65_535
 
 
 def test_a_dump_folder_of_a_running_server_is_refused(settings: Settings, tmp_path: Path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from eaglehs.extraction.capture_settings import CaptureSettings
 from eaglehs.extraction.plugin_site import make_plugin_site
+from eaglehs.extraction.server_command import GRAPH_BACKENDS_SINCE
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.dump import CaptureStatus
 
@@ -24,8 +25,8 @@ CPU = ["--attention-backend", "torch_native", "--mem-fraction-static", "0.1"]
 
 REFUSED = {
     "--pp-size 2": "pipeline parallelism",
-    "--speculative-algorithm NGRAM": "speculative decoding",
-    "--cuda-graph-backend-prefill breakable": "prefill CUDA graph",
+    "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-eagle-topk 1 "
+    "--speculative-num-draft-tokens 2": "speculative decoding",  # which 0.5.11 has on a CPU too, other than NGRAM
     "--tp-size 2 --dp-size 2 --enable-dp-attention": "data-parallel attention",
     "--tp-size 2 --attn-cp-size 2": "context parallelism",
     "--enable-two-batch-overlap": "two-batch overlap",
@@ -34,6 +35,12 @@ REFUSED = {
     "--tp-size 2 --moe-a2a-backend deepep": "all-to-all experts",
     "--dtype float16": "other dtype",
 }
+
+PREFILL_GRAPH = ("--cuda-graph-backend-prefill breakable", ["prefill CUDA graph"])
+OLDER_PREFILL_GRAPH = (
+    "--enforce-piecewise-cuda-graph --enable-breakable-cuda-graph",
+    ["forced piecewise CUDA graph", "piecewise CUDA graph"],
+)
 
 ROWS = {"--chunked-prefill-size 64": 64, "--chunked-prefill-size -1": 16384}
 
@@ -44,9 +51,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(cpu_rig: CpuRig, model: Path) -> dict[str, tuple[list[str], int]]:
+def prefill_graph(cpu_rig: CpuRig) -> tuple[str, list[str]]:
+    """The switch of a prefill graph that this release has, and the rules that see it."""
+    return OLDER_PREFILL_GRAPH if cpu_rig.release < GRAPH_BACKENDS_SINCE else PREFILL_GRAPH
+
+
+@pytest.fixture(scope="module")
+def judged(cpu_rig: CpuRig, model: Path, prefill_graph: tuple[str, list[str]]) -> dict[str, tuple[list[str], int]]:
     """All argument lists, resolved by SGLang in one process: arguments -> (rules, rows of a batch)."""
-    lists = [[*text.split(), *CPU] for text in ("", *REFUSED, *ROWS)]
+    lists = [[*text.split(), *CPU] for text in ("", *REFUSED, prefill_graph[0], *ROWS)]
     site = make_plugin_site(cpu_rig.folder / "site")
     found = subprocess.run(
         [cpu_rig.python, settings_probe.__file__, model, json.dumps(lists)],
@@ -65,6 +78,13 @@ def test_a_setting_that_would_spoil_rows_is_seen_after_sglang_has_resolved_it(
     judged: dict[str, tuple[list[str], int]], arguments: str, rule: str
 ) -> None:
     assert judged[arguments][0] == [rule]
+
+
+def test_a_graph_for_prefill_is_seen_under_the_switch_that_the_release_has(
+    judged: dict[str, tuple[list[str], int]], prefill_graph: tuple[str, list[str]]
+) -> None:
+    arguments, rules = prefill_graph
+    assert judged[arguments][0] == rules
 
 
 def test_plain_settings_are_let_through(judged: dict[str, tuple[list[str], int]]) -> None:

@@ -14,8 +14,6 @@ import pytest
 from eaglehs.extraction.capture_settings import CaptureSettings
 from eaglehs.extraction.server import attached_server
 from eaglehs.extraction.server_checks import Expected
-from eaglehs.extraction.server_environment import find_sglang_version
-from eaglehs.extraction.sglang_versions import parse_version
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.dump import CaptureStatus
 from eaglehs.schemas.progress import Silent
@@ -54,7 +52,7 @@ def server(cpu_rig: CpuRig, model: Path, spool: Path) -> Iterator[SglangServer]:
 
 def cores_for_two(rig: CpuRig) -> dict[str, str]:
     """Since 0.5.19 SGLang binds each replica to cores of its own, and knows none for a second one unless it is told."""
-    if parse_version(find_sglang_version(str(rig.python))) < (0, 5, 19):
+    if rig.release < (0, 5, 19):
         return {}
     cores = sorted(os.sched_getaffinity(0))
     return {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+from eaglehs.extraction.server_environment import choose_port
 
 from tests.eaglehs.cli import ENTRY, PLAIN
 from tests.factories.models import write_tiny_llama
@@ -77,7 +77,7 @@ def fake_rig(folder: Path) -> Rig:
 @contextmanager
 def kept_server(rig: Rig) -> Iterator[tuple[Rig, Unbroken]]:
     """Keep one server up; yield the rig that uses it, and the unbroken dataset that it made."""
-    port = _free_port()
+    port = choose_port("127.0.0.1", None)
     dump_dir = rig.attached[-1]
     python = rig.engine[rig.engine.index("--sglang-python") + 1]
     command = [*ENTRY, "serve", "--model", rig.model, "--layers", "1,4,6", "--profile", "cpu", "--port", port]
@@ -105,12 +105,6 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> 
                 return
         except httpx.HTTPError:
             time.sleep(0.5)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 TRANSFORMERS = ("--engine", "transformers")

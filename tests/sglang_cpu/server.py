@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from eaglehs.extraction.server_environment import choose_port
 
 START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 180.0
@@ -76,7 +76,7 @@ def running_server(
     python: Path, model: Path, *, flags: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[SglangServer]:
     """Start a server of `model`, yield it when it answers, and stop it."""
-    port = _free_port()
+    port = choose_port("127.0.0.1", None)
     command = [python, "-m", "sglang.launch_server", "--model-path", model, "--port", str(port), *flags]
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -98,9 +98,3 @@ def running_server(
 def _request(input_ids: Sequence[int], rid: str, max_new_tokens: int) -> dict[str, Any]:
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
     return {"input_ids": list(input_ids), "rid": rid, "sampling_params": sampling}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
