@@ -58,15 +58,15 @@ with claimed(Path({str(tmp_path)!r})):
 """
     killed = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     assert killed.wait() == 0
-    tries, take = [], dump_folder._took
+    tries, take = [], dump_folder.take_lock
 
-    def took(lock: int) -> bool:
-        tries.append(take(lock))
+    def tried(lock: int, where: Path) -> bool:
+        tries.append(take(lock, where))
         if len(tries) == 3:
             killed.communicate()  # its child ends
         return tries[-1]
 
-    monkeypatch.setattr(dump_folder, "_took", took)
+    monkeypatch.setattr(dump_folder, "take_lock", tried)
     with claimed(tmp_path):
         assert tries[:3] == [False] * 3
 
