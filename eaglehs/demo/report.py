@@ -8,6 +8,8 @@ from ..console import out
 from ..schemas.counts import counted
 from ..schemas.sizes import format_size
 
+_KIMI = "eaglehs extract --model moonshotai/Kimi-K2.5 --profile kimi-k25 --trust-remote-code"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -129,7 +131,7 @@ Look into it, make a card with charts and a preview, and see what a push would d
 Do the same for a real model, on a machine with GPUs:
 
     pip install 'eaglehs[sglang]'
-    eaglehs extract --model moonshotai/Kimi-K2.5 --profile kimi-k25 --prompts {report.prompts} --dry-run
-    eaglehs extract --model moonshotai/Kimi-K2.5 --profile kimi-k25 --prompts {report.prompts}
+    {_KIMI} --prompts {report.prompts} --dry-run
+    {_KIMI} --prompts {report.prompts}
     eaglehs pack run --out dataset --shard-size 2GB
 """
