@@ -180,8 +180,8 @@ class Client:
 
     async def _work(self, queue: Iterator[Prompt], progress: Progress) -> None:
         for prompt in queue:
-            async with self._spool.room(prompt.num_tokens):
-                if not await self._has_room():
+            async with self._spool.room(prompt.num_tokens, self._see_to_room):
+                if self._halt is not None:
                     return
                 self._num_busy += 1
                 try:
@@ -195,18 +195,21 @@ class Client:
             progress.note(f"failed: {failure.reason}")
             self.tally.fail(failure, self.settings.max_failed)
 
-    async def _has_room(self) -> bool:
-        """Tell whether one more sample can be kept; if not, no worker takes another, and those under way are kept."""
+    async def _see_to_room(self, size_bytes: int) -> None:
+        """Wait until a sample of `size_bytes` can be kept with those under way; or halt, and those are kept.
+
+        Called in the sample's turn, so that those behind it are not counted: samples that wait together would keep each
+        other out of a disk that has room for each.
+        """
         while self._halt is None and self.settings.keep_dir is not None:
             may_come = self._room_comes()  # asked first: what was freed by then is seen by the look that follows
             try:
-                check_room(self.settings.keep_dir, self._spool.used_bytes)
+                check_room(self.settings.keep_dir, self._spool.used_bytes + size_bytes)
                 break
             except StorageError as fault:
                 if not may_come:
                     self._halt = fault
             await asyncio.sleep(ROOM_POLL_S)
-        return self._halt is None
 
     def _room_comes(self) -> bool:
         """Tell whether room may come: by what frees it, or by samples under way.

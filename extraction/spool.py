@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -71,13 +71,19 @@ class Spool:
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def room(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait until the dumps of a prompt fit, hold their room in the block; one that never fits goes alone."""
+    async def room(self, num_tokens: int, admit: Callable[[int], Awaitable[None]] | None = None) -> AsyncIterator[None]:
+        """Wait until the dumps of a prompt fit, hold their room in the block; one that never fits goes alone.
+
+        `admit` is awaited in the prompt's turn, with its bytes, before they count as used: it may wait for more than
+        the spool.
+        """
         size = dump_bytes(num_tokens, self.bytes_per_token)
         async with self._turn:  # first come, first served
             while self.limit_bytes is not None and self.used_bytes and self.used_bytes + size > self.limit_bytes:
                 self._freed.clear()
                 await self._freed.wait()
+            if admit is not None:
+                await admit(size)
             self.used_bytes += size
         try:
             yield

@@ -13,11 +13,12 @@ from eaglehs.extraction.client import Client, ClientSettings, NothingAnsweredErr
 from eaglehs.extraction.engines.protocol import EngineDownError, PassingError
 from eaglehs.extraction.room import as_storage_error
 from eaglehs.extraction.run_store import open_store
+from eaglehs.extraction.spool import dump_bytes
 from eaglehs.schemas.errors import DataError, EngineError, StorageError
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
 
-from tests.factories.prompts import make_prompts
+from tests.factories.prompts import make_prompt, make_prompts
 from tests.factories.records import engine_facts, model_facts, run_record
 from tests.fakes.engine import FakeEngine
 
@@ -292,6 +293,23 @@ def test_room_that_comes_free_while_it_is_looked_for_is_waited_for(engine, folde
     monkeypatch.setattr("eaglehs.extraction.client.ROOM_POLL_S", 0.01)
     outcome, _ = start(engine, folder, make_prompts(3), keep_dir=folder.root, frees_room=lambda: is_freeing[0])
     assert outcome.num_done == 3
+
+
+def test_samples_that_wait_for_room_together_do_not_keep_each_other_out(engine, folder, monkeypatch):
+    """A nearly full disk with nothing under way and nothing to be freed has room for one sample, and then the next."""
+    needed = []
+
+    def check_room(keep_dir, needed_bytes):
+        needed.append(needed_bytes)
+        if needed_bytes > 1.5 * dump_bytes(20, 1):
+            raise StorageError("the disk is full")
+
+    monkeypatch.setattr("eaglehs.extraction.client.check_room", check_room)
+    monkeypatch.setattr("eaglehs.extraction.client.ROOM_POLL_S", 0.001)
+    prompts = [make_prompt(f"p{number}", 20) for number in range(12)]
+    outcome, _ = start(engine, folder, prompts, keep_dir=folder.root, bytes_per_token=1)
+    assert outcome.num_done == 12
+    assert max(needed) == 2 * dump_bytes(20, 1)  # it was looked at while one was under way, and waited for
 
 
 def test_the_prompts_under_way_when_the_engine_goes_down_are_known(engine, folder):
