@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from ..schemas.run import EngineFacts
 from .capture_rules import parse_arguments
+from .server_command import NO_WARMUP
 
-NO_MATTER = frozenset({"--host", "--port", "--nccl-port", "--dist-init-addr", "--api-key", "--log-level"})
+NO_MATTER = frozenset({"--host", "--port", "--nccl-port", "--dist-init-addr", "--api-key", "--log-level", NO_WARMUP})
 """SGLang's flags that change no row."""
 
 

@@ -24,6 +24,10 @@ GRAPH_BACKENDS_SINCE = (0, 5, 14)
 NO_FUSION = "--enforce-disable-flashinfer-allreduce-fusion"
 """SGLang turns the fusion on by itself for DeepSeek, Kimi-K2.5 and others under --tp-size: see capture_rules.py."""
 
+NO_WARMUP = "--skip-server-warmup"
+"""SGLang's own first request comes a second after the server answers others, so it would share a batch with our first
+samples: another batch, other bf16 noise. The trial request (extraction/trial.py) warms up what they need."""
+
 _OURS = {
     "--model-path": "--model",
     "--model": "--model",
@@ -136,7 +140,7 @@ def build_command(
     if settings.trust_remote_code:
         argv.append("--trust-remote-code")
     argv += ["--host", settings.host, "--port", str(port), "--skip-tokenizer-init", "--disable-radix-cache"]
-    argv += [*_graphs_off(version), NO_FUSION]
+    argv += [*_graphs_off(version), NO_FUSION, NO_WARMUP]
     argv += [*settings.profile.server.arguments(), *settings.extra_args]
     return ServerCommand(argv=tuple(argv), environment=_environment(settings, plugin_site))
 

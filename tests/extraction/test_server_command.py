@@ -26,7 +26,7 @@ def test_the_command_has_all_that_capture_needs():
         *("--trust-remote-code", "--host", "127.0.0.1", "--port", "30000"),
         *("--skip-tokenizer-init", "--disable-radix-cache"),
         *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
-        "--enforce-disable-flashinfer-allreduce-fusion",
+        *("--enforce-disable-flashinfer-allreduce-fusion", "--skip-server-warmup"),
     )
     assert command.environment == {
         "SGLANG_HS_DUMP_DIR": "/dumps",
@@ -39,7 +39,7 @@ def test_the_command_has_all_that_capture_needs():
 
 def test_older_versions_get_the_graph_switches_that_they_know():
     argv = make_command(version=(0, 5, 11)).argv
-    assert argv[-3:-1] == ("--disable-cuda-graph", "--disable-piecewise-cuda-graph")
+    assert argv[-4:-2] == ("--disable-cuda-graph", "--disable-piecewise-cuda-graph")
 
 
 def test_the_users_arguments_come_last_and_so_win_over_the_profiles():

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from eaglehs.extraction.profile import load_profile
 from eaglehs.extraction.server import ManagedServer, managed_server
 from eaglehs.extraction.server_command import ServerSettings
 from eaglehs.extraction.server_http import RequestRefusedError
+from eaglehs.extraction.server_ready import FIRST_TOKEN_IDS
+from eaglehs.extraction.trial import TRIAL_IDS
 from eaglehs.schemas.dump import DumpName, RequestId
 from eaglehs.schemas.progress import Silent
 
@@ -51,6 +55,7 @@ def test_a_real_server_is_started_checked_used_and_ended(tmp_path: Path, monkeyp
         processes = below(server.processes.pid)
         assert len(processes) >= 2  # SGLang's main process and its scheduler
         asyncio.run(use(server))
+        wait_for_log(tmp_path / "server.log", "ready to roll")  # after the warm-up, where there is one
     assert not any(map(is_alive, processes))
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", int(server.url.rpartition(":")[2]))) != 0
@@ -58,6 +63,8 @@ def test_a_real_server_is_started_checked_used_and_ended(tmp_path: Path, monkeyp
     log = (tmp_path / "server.log").read_text()
     assert "'***'" in log  # SGLang prints all its settings
     assert "sk-verysecret" not in log
+    computed = sum(map(int, re.findall(r"Prefill batch.*#new-token: (\d+)", log)))
+    assert computed == len(FIRST_TOKEN_IDS) + len(TRIAL_IDS) + sum(LENGTHS)  # SGLang's own warm-up shares no batch
 
 
 async def use(server: ManagedServer) -> None:
@@ -80,6 +87,13 @@ async def use(server: ManagedServer) -> None:
         await engine.capture(too_long, str(RequestId(run="run1", key="long", attempt=0)))
     left = {name for name in os.listdir(server.dump_dir) if name.endswith(".pt")}
     assert left == {path.name for answer in answers for path in answer.dumps}
+
+
+def wait_for_log(path: Path, words: str) -> None:
+    deadline = time.monotonic() + 60
+    while words not in path.read_text():
+        assert time.monotonic() < deadline, f"no {words!r} in:\n{path.read_text()[-2000:]}"
+        time.sleep(0.05)
 
 
 def below(pid: int) -> list[int]:
