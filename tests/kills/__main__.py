@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ def main() -> int:
     parser.add_argument("--own", type=int, default=6, help="kills of extractions with a server of their own")
     parser.add_argument("--mode", choices=MODES, action="append")
     arguments = parser.parse_args()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: its commands must hear Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     python = sglang_python()
     if python is None:
         raise SystemExit("EAGLEHS_SGLANG_PYTHON is not set: no SGLang to run")
