@@ -38,7 +38,7 @@ from .sequential_file import BufferPool, SequentialFile
 from .shard_coder import WrittenShard, code_shard, plain_scratch
 from .shard_stream import ShardStream
 from .side_by_side import StoppedError
-from .tar_writer import FileRange, ShardWriter
+from .tar_writer import FileRange, ShardWriter, SourceReadError
 
 
 class SampleWriter(Protocol):
@@ -227,7 +227,8 @@ def write_sample(
     """Write one sample to its place: ids and mask of the prompt, states of its dumps (in row order).
 
     Raises:
-        DumpUnreadableError, SourceCutError, SourceChangedError: a dump changed after it was checked.
+        DumpUnreadableError, SourceCutError, SourceChangedError: a dump changed after it was checked, or its disk failed.
+        OSError: the shard can't be written.
     """
     with ExitStack() as files:
         handles = [files.enter_context(_open(dump)).fileno() for dump in dumps]
@@ -239,7 +240,10 @@ def write_sample(
             if spec.is_state:
                 pairs = zip(dumps, handles, strict=True)
                 arrays[spec.name] = [_range(dump, handle, spec.name) for dump, handle in pairs]
-        writer.write_sample(placed, meta, arrays)
+        try:
+            writer.write_sample(placed, meta, arrays)
+        except SourceReadError as fault:
+            raise DumpUnreadableError(Path(fault.filename), f"can't be read: {fault.strerror}") from None
 
 
 def _open(dump: Dump) -> BinaryIO:

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from ..schemas.sample import SampleMeta, meta_content
-from .dump_zip import DumpUnreadableError
 from .file_scan import BLOCK_BYTES
 from .plan import META, MemberPlan, PlacedSample, ShardPlan
 from .sequential_file import SequentialFile
-from .tar_writer import FileRange, SourceChangedError, check_length, member_header, source_cut
+from .tar_writer import FileRange, SourceChangedError, check_length, member_header, read_error, source_cut
 
 ArrayPiece = bytes | FileRange
 """Part of an array's bytes, in row order."""
@@ -40,7 +39,7 @@ class ShardStream:
         Raises:
             SourceCutError: a dump ended before the range that was promised.
             SourceChangedError: an array has another hash than `meta` says.
-            DumpUnreadableError: a dump can't be read.
+            SourceReadError: a dump can't be read.
             OSError: the shard can't be written.
         """
         for member in placed.members:
@@ -88,7 +87,7 @@ class ShardStream:
             try:
                 count = os.preadv(source.handle, [room], source.offset + done)
             except OSError as fault:  # told apart here from those of the shard's own disk
-                raise DumpUnreadableError(source.path, f"can't be read: {fault.strerror or fault}") from None
+                raise read_error(source, fault) from None
             if count == 0:
                 raise source_cut(source, done)
             digest.update(room[:count])

@@ -28,8 +28,9 @@ _STEP_BYTES = 64 * 1024 * 1024
 """Bytes of one kernel copy: long enough to cost nothing, short enough that Ctrl-C is heard."""
 
 _BUFFER_BYTES = 4 * 1024 * 1024
-_CANT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
-"""What a kernel or file system answers that can't copy between these two files in this way."""
+_OF_THE_TARGET = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What no way of copying mends. Any other answer may be that of a kernel that can't copy in this way, or of either file:
+the next way is tried, and the last one tells."""
 
 
 class SourceCutError(DataError):
@@ -38,6 +39,10 @@ class SourceCutError(DataError):
 
 class SourceChangedError(DataError):
     """A dump has other bytes than when it was checked."""
+
+
+class SourceReadError(OSError):
+    """The file that is copied can't be read; `filename` is its path. Any other OSError of a copy is the target's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class ShardWriter:
 
         Raises:
             SourceCutError: a dump ended before the range that was promised.
+            SourceReadError: a dump can't be read.
+            OSError: the shard can't be written.
         """
         for member in placed.members:
             pieces = [meta_content(meta, placed.layout.layers)] if member.array == META else arrays[member.array]
@@ -129,6 +136,8 @@ def copy_range(source: FileRange, out: int, offset: int) -> None:
 
     Raises:
         SourceCutError: the source ends before the range does.
+        SourceReadError: the source can't be read.
+        OSError: the target can't be written.
     """
     done = 0
     for way in (_copy_file_range, _sendfile, _read_write):
@@ -139,7 +148,7 @@ def copy_range(source: FileRange, out: int, offset: int) -> None:
                     break
                 done += step
         except OSError as fault:
-            if fault.errno not in _CANT_COPY or way is _read_write:
+            if fault.errno in _OF_THE_TARGET or way is _read_write:
                 raise
         if done == source.length:
             return
@@ -155,6 +164,11 @@ def source_cut(source: FileRange, done: int) -> SourceCutError:
     )
 
 
+def read_error(source: FileRange, fault: OSError) -> SourceReadError:
+    """Return the error for a range whose file the disk does not give any more."""
+    return SourceReadError(fault.errno, fault.strerror or str(fault), str(source.path))
+
+
 def _copy_file_range(source: FileRange, out: int, offset: int, done: int) -> int:
     step = min(source.length - done, _STEP_BYTES)
     return os.copy_file_range(source.handle, out, step, offset_src=source.offset + done, offset_dst=offset + done)
@@ -166,7 +180,10 @@ def _sendfile(source: FileRange, out: int, offset: int, done: int) -> int:
 
 
 def _read_write(source: FileRange, out: int, offset: int, done: int) -> int:
-    block = os.pread(source.handle, min(source.length - done, _BUFFER_BYTES), source.offset + done)
+    try:
+        block = os.pread(source.handle, min(source.length - done, _BUFFER_BYTES), source.offset + done)
+    except OSError as fault:
+        raise read_error(source, fault) from None
     write_all(out, block, offset + done)
     return len(block)
 
