@@ -55,7 +55,7 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
     rank: int | None = None,
     world_size: int | None = None,
     remainder: Remainder = "keep",
-    batch_size: int = 1,
+    batch_size: int | None = None,
     staging: Staging = "auto",
     prefetch_bytes: int | str = "1GB",
     verify: bool | None = None,
@@ -81,9 +81,11 @@ def stream(  # noqa: PLR0913 - the one call of a training script; a record would
         world_size: see `rank`. Ranks see about as many tokens each (builder/sample_order.py).
         remainder: `keep` gives each sample once, so that some ranks may see one more; `drop` and `repeat` let all
             ranks end together.
-        batch_size: that of a DataLoader with workers. It asks its workers for a batch in turn, so each reads whole
-            batches, and the loop sees the rank's order; with another one here it sees the same samples in another
-            order, and can't resume by their count. Of no effect without workers.
+        batch_size: that of a DataLoader with workers, 1 if it makes no batches (`batch_size=None`). It asks its workers
+            for a batch in turn, so each reads whole batches, and the loop sees the rank's order; with another one here
+            it sees the same samples in another order, and can't resume by their count. None reads as 1 does, and
+            refuses such a count unless `eaglehs.collate` made the batches. A `collate_fn` that does not call it must
+            call `note_batch`, or a wrong number given here goes unseen. Of no effect without workers.
         staging: where samples lie: see builder/stream_options.py. The default fits.
         prefetch_bytes: how much is read ahead of the loop, as bytes or `"1GB"`.
         verify: hold each array that is read whole against its checksum. None does so for remote datasets.
@@ -167,7 +169,10 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         return self._read(None, 0) if info is None else self._read(info.id, info.num_workers)
 
     def note_batch(self) -> None:
-        """Take note, in a DataLoader worker, that a batch was made of what it read since the last; `collate` does."""
+        """Take note, in a DataLoader worker, that a batch was made of what it read since the last; `collate` does.
+
+        A `collate_fn` that does not call that one calls `get_worker_info().dataset.note_batch()`.
+        """
         info = get_worker_info()
         if info is not None and self._pass is not None:
             self._cursor.note_batch(info.id, self._pass.taken - self._num_batched)
@@ -193,7 +198,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
 
         Raises:
             UsageError: workers read the stream and no count is given; they made batches of another size than the
-                stream's; or the count is more than an epoch.
+                stream's, or of one that nobody has told; or the count is more than an epoch.
         """
         own = self._state()
         if own.worker is None:
@@ -246,7 +251,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         self._pass = begun = self._begin(worker)
         self._num_batched = begun.taken
         part = self._part(begun.epoch)[begun.position :]
-        part = worker_part(part, worker or 0, num_workers or 1, self._selection.batch_size)[begun.taken :]
+        part = worker_part(part, worker or 0, num_workers or 1, self._selection.worker_batch)[begun.taken :]
         rows = (self._catalog.rows[number] for number in part)
         with closing(self._reader.read(rows, len(part), num_workers=num_workers)) as samples:
             for taken, sample in enumerate(samples, start=begun.taken + 1):
@@ -256,7 +261,15 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
 
     def _check_batches(self, num_consumed: int) -> None:
         """Refuse a count of samples from workers that are not the next ones of the rank's order."""
-        found, own = self._cursor.batch_size, self._selection.batch_size
+        found, own = self._cursor.batch_size, self._selection.worker_batch
+        if num_consumed and not found and self._selection.batch_size is None and self._cursor.is_read_by_workers:
+            raise UsageError(
+                "nobody has told which batches the DataLoader makes of this stream",
+                why="Its workers are asked for a batch in turn, so the samples that the loop has taken depend on the "
+                "size; eaglehs.collate tells it, another collate_fn or none does not",
+                mend="Give the DataLoader's batch size to the stream, eaglehs.stream(..., batch_size=N), and 1 if the "
+                "DataLoader has batch_size=None",
+            )
         is_full = found >= min(own, len(self) - self._cursor.position)
         if num_consumed and found and (found > own or not is_full):
             raise UsageError(
@@ -293,7 +306,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
             worker=None if info is None else info.id,
             num_workers=0 if info is None else info.num_workers,
             taken=0 if info is None else here.taken,
-            batch_size=1 if info is None else self._selection.batch_size,
+            batch_size=1 if info is None else self._selection.worker_batch,
         )
 
     def _part(self, epoch: int) -> Order:

@@ -31,8 +31,13 @@ class Selection:
     max_tokens: int | None
     shuffle_seed: int | None
     ranks: Ranks
-    batch_size: int
-    """Samples that a DataLoader takes from one worker before it asks the next."""
+    batch_size: int | None
+    """Samples that a DataLoader takes from one worker before it asks the next; None: nobody has said."""
+
+    @property
+    def worker_batch(self) -> int:
+        """Samples that a worker reads in one go."""
+        return self.batch_size or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from eaglehs.builder.stream import stream
 from eaglehs.schemas.errors import RecordError, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 import eaglehs
 from tests.factories.datasets import SyntheticDataset
@@ -52,13 +52,13 @@ def test_a_resumed_loop_sees_what_an_unbroken_one_would(dataset, position, epoch
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 0), (0, 3), (3, 2)])
 def test_resume_with_workers_by_the_loops_own_count(dataset: SyntheticDataset, before: int, after: int):
     whole = keys_of(stream(dataset.root, shuffle_seed=5))
-    samples = stream(dataset.root, shuffle_seed=5)
+    samples = stream(dataset.root, shuffle_seed=5, batch_size=1)
     iterator = iter(load(samples, before))
     seen = [next(iterator)["key"] for _ in range(3)]
     state = samples.state_dict(num_consumed=3)
     del iterator
     for _ in range(2):
-        samples = stream(dataset.root, shuffle_seed=5)
+        samples = stream(dataset.root, shuffle_seed=5, batch_size=1)
         samples.load_state_dict(state)
         iterator = iter(load(samples, after))
         seen += [next(iterator)["key"] for _ in range(2)]
@@ -94,6 +94,43 @@ def test_a_count_of_batches_of_another_size_than_the_streams_is_refused(dataset:
         stream(dataset.root, batch_size=0)
 
 
+@pytest.mark.parametrize("loaders", [None, 1, 3])
+def test_a_count_of_batches_that_nobody_has_told_of_is_refused(dataset: SyntheticDataset, loaders: int | None):
+    """With a collate_fn of one's own: a loop over batches of 3 has taken 0, 2, 4 of the order, and a resume loses 1."""
+    options = {"batch_size": loaders, "num_workers": 2, "collate_fn": the_keys}
+    samples = stream(dataset.root)
+    iterator = iter(DataLoader(samples, **options))
+    next(iterator)
+    with pytest.raises(UsageError, match=r"nobody has told which batches.*batch_size=N\), and 1 if"):
+        samples.state_dict(num_consumed=loaders or 1)
+    told = stream(dataset.root, batch_size=loaders or 1)
+    loop = iter(DataLoader(told, **options))
+    first = next(loop)
+    told.load_state_dict(told.state_dict(num_consumed=loaders or 1))
+    del loop
+    assert the_keys(first) + keys_of(told) == dataset.keys
+
+
+def the_keys(samples) -> list[str]:
+    """Make a batch as no collate of eaglehs does; of a single sample too."""
+    if isinstance(samples, dict):
+        return [samples["key"]]
+    return [sample if isinstance(sample, str) else sample["key"] for sample in samples]
+
+
+def test_a_collate_of_ones_own_may_tell_of_its_batches(dataset: SyntheticDataset):
+    samples = stream(dataset.root, batch_size=2)
+    iterator = iter(DataLoader(samples, batch_size=3, num_workers=2, collate_fn=the_keys_told))
+    next(iterator)
+    with pytest.raises(UsageError, match=r"batches of 3 samples.* of 2\b"):
+        samples.state_dict(num_consumed=3)
+
+
+def the_keys_told(samples: list) -> list[str]:
+    get_worker_info().dataset.note_batch()
+    return the_keys(samples)
+
+
 def in_halves(samples: list) -> list[dict]:
     """What a loop that sums gradients may want: the batch is what the loader asked for, not what is collated."""
     middle = len(samples) // 2
@@ -126,7 +163,7 @@ def test_another_epoch_begins_at_its_start_even_in_the_middle_of_a_pass(dataset:
 
 
 def test_a_count_is_asked_for_where_workers_read_ahead(dataset: SyntheticDataset):
-    samples = stream(dataset.root)
+    samples = stream(dataset.root, batch_size=1)
     next(iter(load(samples, 1)))
     with pytest.raises(UsageError, match="read ahead of the loop"):
         samples.state_dict()
