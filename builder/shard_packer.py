@@ -227,7 +227,7 @@ def write_sample(
     """Write one sample to its place: ids and mask of the prompt, states of its dumps (in row order).
 
     Raises:
-        DumpUnreadableError, SourceCutError, SourceChangedError: a dump changed after it was checked, or its disk failed.
+        DumpUnreadableError, SourceCutError, SourceChangedError: a dump changed after it was checked, or can't be read.
         OSError: the shard can't be written.
     """
     with ExitStack() as files:

@@ -29,7 +29,7 @@ _STEP_BYTES = 64 * 1024 * 1024
 
 _BUFFER_BYTES = 4 * 1024 * 1024
 _OF_THE_TARGET = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What no way of copying mends. Any other answer may be that of a kernel that can't copy in this way, or of either file:
+"""What no way of copying mends. Any other answer may be a kernel's that can't copy in this way, or come of either file:
 the next way is tried, and the last one tells."""
 
 

@@ -1,14 +1,13 @@
 """`capture.json`: how the plugin tells the client that it is hooked in, or why it has stopped.
 
 One file a dump folder, though a data-parallel server has a process that writes dumps for each replica: it says `ready`
-only while none of them has failed.
+only while none of them has failed. A lock beside it keeps one from writing between another's look and write.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import os
 import threading
@@ -18,14 +17,19 @@ from pathlib import Path
 
 from ..schemas.codec import read_record, write_record
 from ..schemas.dump import CaptureStatus
-from ..schemas.errors import RecordError
+from ..schemas.errors import RecordError, StorageError
+from ..schemas.locks import take_lock
 
 logger = logging.getLogger(__name__)
 
 READY = "ready"
 FAILED = "failed"
 
+LOCK_FILENAME = f".{CaptureStatus.FILENAME}.lock"
+"""A file of its own, open for writing: NFS locks no folder. It stays: removed, it would let two hold a lock."""
+
 _TRIES = 5
+_POLL_S = 0.01
 
 
 class StatusFile:
@@ -43,6 +47,7 @@ class StatusFile:
 
         Raises:
             OSError: the folder can't be written to; then no dump could be either.
+            StorageError: it can't be locked, so that a replica that fails might be overlooked.
         """
         with self._lock:
             if self._has_failed:
@@ -57,7 +62,7 @@ class StatusFile:
 
         On a full disk the writer has just removed its unfinished file, so that there is room for these few bytes;
         another writer may still take it, hence several tries. Where nothing helps the file is removed: a status that
-        is gone is a failure to the client too.
+        is gone is a failure to the client too. Where there are no locks it is written without: none says `ready` there.
         """
         with self._lock:
             if self._has_failed:
@@ -68,7 +73,9 @@ class StatusFile:
             for _ in range(_TRIES):
                 try:
                     self.path.parent.mkdir(parents=True, exist_ok=True)
-                    with _alone_in(self.path.parent):
+                    with contextlib.ExitStack() as stack:
+                        with contextlib.suppress(StorageError):
+                            stack.enter_context(_alone_in(self.path.parent))
                         self._write(failed)
                 except OSError:
                     time.sleep(0.1)
@@ -100,10 +107,13 @@ def forget_earlier_status(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes of the server from writing a status between our look and our write."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    """Keep other processes of the server from writing a status between our look and our write.
+
+    Raises:
+        OSError: the folder can't be written to.
+        StorageError: its file system has no locks.
+    """
+    with (folder / LOCK_FILENAME).open("wb") as lock:
+        while not take_lock(lock.fileno(), folder):
+            time.sleep(_POLL_S)
         yield
-    finally:
-        os.close(handle)

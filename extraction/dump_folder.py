@@ -18,6 +18,7 @@ from ..schemas.counts import counted
 from ..schemas.dump import CaptureStatus, DumpName, DumpNameError
 from ..schemas.errors import StorageError, UsageError
 from ..schemas.locks import take_lock
+from .capture_status import LOCK_FILENAME as STATUS_LOCK
 
 LOCK_FILENAME = ".eaglehs.lock"
 
@@ -126,7 +127,7 @@ def is_dump(filename: str) -> bool:
 
 def _is_ours(filename: str) -> bool:
     is_part = filename.startswith((".eh-", f".{CaptureStatus.FILENAME}.")) and filename.endswith(".part")
-    return is_part or filename == CaptureStatus.FILENAME or is_dump(filename)
+    return is_part or filename in {CaptureStatus.FILENAME, STATUS_LOCK} or is_dump(filename)
 
 
 def _lock(folder: Path) -> int:

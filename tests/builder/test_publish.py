@@ -1,8 +1,5 @@
 """A dataset goes to the Hub once, shows when whole, and stays right over changes; all by requests to a real server."""
 
-import errno
-import fcntl
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +20,7 @@ from eaglehs.schemas.manifest import DatasetFolder
 from eaglehs.schemas.progress import Silent
 
 from tests.factories.datasets import SyntheticDataset
+from tests.factories.locks import lock_like_nfs
 from tests.factories.published import (
     BATCHED,
     READER,
@@ -331,16 +329,7 @@ def test_two_publishers_of_one_folder_exclude_each_other_and_a_pack_both(dataset
 
 
 def test_publishers_exclude_each_other_and_packers_on_nfs_too(dataset, monkeypatch):
-    """NFS locks a range of bytes in flock's place: EBADF for a lock of one's own on what is open for reading."""
-
-    def nfs(handle: int, mode: int) -> None:
-        is_writable = fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-        if mode & fcntl.LOCK_EX and not is_writable:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(handle, mode)
-
-    flock = fcntl.flock
-    monkeypatch.setattr(fcntl, "flock", nfs)
+    lock_like_nfs(monkeypatch)
     with publishing(dataset.root):
         with pytest.raises(UsageError, match="another eaglehs is publishing"), publishing(dataset.root):
             pass

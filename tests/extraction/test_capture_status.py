@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from eaglehs.extraction import capture_status
 from eaglehs.extraction.capture_status import StatusFile, forget_earlier_status
+from eaglehs.extraction.dump_folder import clean
 from eaglehs.schemas.codec import read_record, write_record
 from eaglehs.schemas.dump import CaptureStatus
+from eaglehs.schemas.errors import StorageError
+
+from tests.factories.locks import lock_like_lustre, lock_like_nfs
 
 READY = CaptureStatus(
     state="ready",
@@ -69,7 +73,7 @@ def test_a_status_that_can_not_be_written_is_removed_so_that_ready_does_not_stan
 
     monkeypatch.setattr(capture_status, "write_record", full)
     status.say_failed("no space")
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "capture.json").exists()
 
 
 def test_a_replica_that_is_ready_does_not_hide_that_another_has_failed(tmp_path: Path) -> None:
@@ -111,6 +115,35 @@ status = StatusFile(folder, read_record(CaptureStatus, folder / "sample.json"))
 sys.stdin.readline()
 status.say_ready() if word == "ready" else status.say_failed("of one replica")
 """
+
+
+def test_replicas_share_a_status_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_like_nfs(monkeypatch)
+    first, second = StatusFile(tmp_path, READY), StatusFile(tmp_path, READY)
+    first.say_ready()
+    assert read(tmp_path).state == "ready"
+    second.say_failed("the second replica's disk")
+    first.say_ready()
+    assert read(tmp_path).message == "the second replica's disk"
+
+
+def test_a_folder_without_locks_is_never_called_ready_and_the_client_reads_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_like_lustre(monkeypatch)
+    status = StatusFile(tmp_path, READY)
+    with pytest.raises(StorageError, match="can't be locked") as caught:
+        status.say_ready()
+    assert not (tmp_path / "capture.json").exists()
+    status.say_failed(str(caught.value))
+    assert "Lustre without the mount option flock" in read(tmp_path).message
+
+
+def test_what_a_server_leaves_beside_its_dumps_is_cleaned_up(tmp_path: Path) -> None:
+    StatusFile(tmp_path, READY).say_ready()
+    assert len(list(tmp_path.iterdir())) == 2
+    clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_that_speak_at_once_end_in_failed_if_one_of_them_failed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from eaglehs.extraction.capture_settings import CaptureSettings
+from eaglehs.extraction.capture_status import LOCK_FILENAME
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.dump import CaptureStatus
 
@@ -87,7 +88,7 @@ def test_start_and_health_checks_leave_no_dump(server: SglangServer, spool: Path
     for _ in range(2):
         assert server.http.get("/health_generate").is_success
     server.generate(prompt_of(70), rid="someone-else")
-    assert [path.name for path in spool.iterdir()] == [CaptureStatus.FILENAME]
+    assert sorted(path.name for path in spool.iterdir()) == [LOCK_FILENAME, CaptureStatus.FILENAME]
 
 
 @pytest.mark.parametrize("length", LENGTHS)

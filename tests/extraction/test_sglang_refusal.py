@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from eaglehs.extraction.capture_settings import CaptureSettings
+from eaglehs.extraction.capture_status import LOCK_FILENAME
 from eaglehs.extraction.plugin_site import make_plugin_site
 from eaglehs.extraction.server_command import GRAPH_BACKENDS_SINCE
 from eaglehs.schemas.codec import read_record
@@ -106,5 +107,5 @@ def test_a_refused_capture_says_why_and_the_server_serves(cpu_rig: CpuRig, model
         assert f"layer {NUM_LAYERS} is out of range: the model has {NUM_LAYERS} decoder layers" in status.message
         answer = server.generate([5, 6, 7, 8], rid="eh-run-a-0", max_new_tokens=4)
         assert len(answer["output_ids"]) == 4
-        assert [path.name for path in spool.iterdir()] == [CaptureStatus.FILENAME]
+        assert sorted(path.name for path in spool.iterdir()) == [LOCK_FILENAME, CaptureStatus.FILENAME]
         assert "Capture of hidden states has stopped; the server goes on" in server.log.read_text()

@@ -1,7 +1,5 @@
 """A lock is one process's, and a file system without locks is told in words."""
 
-import errno
-import fcntl
 import os
 
 import pytest
@@ -11,6 +9,8 @@ from eaglehs.extraction.dump_folder import claimed
 from eaglehs.extraction.run_store import locked as extracting
 from eaglehs.schemas.errors import StorageError
 from eaglehs.schemas.locks import take_lock
+
+from tests.factories.locks import lock_like_lustre
 
 
 def test_a_lock_is_held_once_or_shared_until_the_file_is_closed(tmp_path):
@@ -27,10 +27,7 @@ def test_a_lock_is_held_once_or_shared_until_the_file_is_closed(tmp_path):
 
 @pytest.mark.parametrize("hold", [extracting, packing, publishing, claimed])
 def test_a_file_system_without_locks_is_named_and_is_no_traceback(hold, tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    lock_like_lustre(monkeypatch)
     num_open = len(os.listdir("/proc/self/fd"))
     with (
         pytest.raises(StorageError, match=f"{tmp_path} can't be locked: Function not implemented.*Lustre"),
