@@ -29,6 +29,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest, Totals
 from ..schemas.progress import Progress
+from ..schemas.published import published_manifest
 from ..schemas.sizes import DEFAULT_SHARD_BYTES
 from ..schemas.states import Codec
 from .index_store import index_schema, write_index
@@ -310,7 +311,7 @@ def _manifest(run: Run, plan: Plan, shards: Mapping[str, PackedShard]) -> Manife
     sums: Counter[str] = Counter()
     for shard in shards.values():
         sums.update(shard.norm_sums)
-    return Manifest(
+    manifest = Manifest(
         run_id=record.run_id,
         created_at=record.created_at,
         eaglehs_version=record.eaglehs_version,
@@ -333,6 +334,7 @@ def _manifest(run: Run, plan: Plan, shards: Mapping[str, PackedShard]) -> Manife
         dtype=record.dtype,
         codec=plan.codec,
     )
+    return published_manifest(manifest)
 
 
 def _failures(run: Run, shards: Mapping[str, PackedShard]) -> dict[str, int]:

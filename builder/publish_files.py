@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from ..schemas.counts import counted
 from ..schemas.errors import DataError
 from ..schemas.manifest import DatasetFolder, Manifest, ShardEntry
+from ..schemas.published import published_manifest
 from ..schemas.sizes import format_size
 from .hub_client import RemoteFile
 
@@ -23,6 +24,8 @@ MAX_FILE_BYTES = 50_000_000_000
 
 MAX_FOLDER_FILES = 10_000
 """The Hub's limit of entries in a folder."""
+
+_SHOWN_CHARS = 200
 
 
 class UnpublishableError(DataError):
@@ -78,6 +81,27 @@ def shard_file(folder: DatasetFolder, entry: ShardEntry) -> LocalFile:
         sha256=entry.sha256,
         is_shard=True,
     )
+
+
+def check_told(folder: DatasetFolder, manifest: Manifest) -> None:
+    """Refuse a manifest that tells strangers of the machine it was made on.
+
+    Raises:
+        UnpublishableError: names the field, with its value.
+    """
+    wanted = published_manifest(manifest)
+    for what, told, publishable in (
+        ("model", manifest.model.name, wanted.model.name),
+        ("prompts", manifest.prompts.source, wanted.prompts.source),
+        ("engine's command", " ".join(manifest.engine.command), " ".join(wanted.engine.command)),
+        ("engine's environment", str(manifest.engine.environment), str(wanted.engine.environment)),
+    ):
+        if told != publishable:
+            raise UnpublishableError(
+                f"{folder.manifest} tells where its {what} lay on this machine: {told[:_SHOWN_CHARS]}",
+                why="An earlier eaglehs wrote it, or somebody changed it",
+                mend="Run the command that packed it again: it writes the manifest anew, and the shards stay",
+            )
 
 
 def folder_counts(files: Sequence[LocalFile]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from .faults import VerifyReport
 from .hub_client import Account, CopySource, HubClient, RemoteFile, RepositoryState
 from .hub_errors import HubError
 from .publish_card import check_card
-from .publish_files import LocalFile, folder_counts, local_files
+from .publish_files import LocalFile, check_told, folder_counts, local_files
 from .pushed_shards import PushedShards
 from .verify import verify_dataset
 
@@ -146,6 +146,7 @@ def plan_publish(dataset: Path, hub: HubClient, settings: PublishSettings, progr
     if not report.is_good:
         raise UnsoundDatasetError(report)
     manifest = read_record(Manifest, folder.manifest)
+    check_told(folder, manifest)
     check_card(folder.card, manifest)
     files = local_files(folder, manifest)
     return _compared(dataset, manifest, files, look_up(hub, settings))

@@ -15,6 +15,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
 from ..schemas.ledger import LedgerEntry, SampleStatus, read_entries
 from ..schemas.manifest import MANIFEST_FILENAME
+from ..schemas.published import HIDDEN, holds_path
 from ..schemas.run import RunFolder, RunRecord
 from .plan import DatasetLayout
 from .prompt_table import PromptTable
@@ -128,12 +129,14 @@ def reason_class(reason: str) -> str:
     name, _, said = reason.partition(": ")
     sentence = reason if "(" in name or not said else said
     sentence = sentence.split(". ")[0].rstrip(".")
-    return " ".join(map(_without_number, sentence.split()))[:80] or "no reason given"
+    return " ".join(map(_without_name, sentence.split()))[:80] or "no reason given"
 
 
-def _without_number(word: str) -> str:
-    """Return a word with a digit in it as `N`, in the brackets, quotes and commas that it stands in."""
+def _without_name(word: str) -> str:
+    """Return a path as `…`, a word with a digit in it as `N`, in the brackets, quotes and commas that it stands in."""
     core = word.strip(_AROUND)
+    if holds_path(core):
+        return word.replace(core, HIDDEN)
     return word.replace(core, "N") if any(char.isdigit() for char in core) else word
 
 

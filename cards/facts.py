@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..schemas.counts import counted
 from ..schemas.manifest import Manifest
+from ..schemas.published import HIDDEN, holds_path, is_local, published_model
 from ..schemas.run import ModelFacts
 from ..schemas.sizes import format_size
 from ..schemas.states import Codec, bytes_per_token, state_names
@@ -15,8 +15,6 @@ from ..schemas.states import Codec, bytes_per_token, state_names
 _DEFAULT_BUFFER = 1_000
 _OF_THE_MACHINE = ("--model-path", "--revision", "--host", "--port")
 """Options of the server that are not shown: the card names the model and its revision itself."""
-
-_LOCAL_PATH = re.compile(r"""(^|[\s"'=,:])(/|~|\.\.?/)""")
 
 _SIZE_CATEGORIES = (
     (1_000, "n<1K"),
@@ -67,7 +65,7 @@ def card_facts(manifest: Manifest) -> CardFacts:
     return CardFacts(
         title=f"EAGLE-3 hidden states of {model}",
         model=model,
-        is_local=_is_local(manifest.model),
+        is_local=is_local(manifest.model),
         bytes_per_token=per_token,
         payload_bytes=payload_bytes,
         default_buffer_bytes=payload_bytes * min(_DEFAULT_BUFFER, num_samples) // num_samples,
@@ -85,7 +83,7 @@ def _flags(command: Sequence[str]) -> Iterator[str]:
             is_shown = word.partition("=")[0] not in _OF_THE_MACHINE
         if is_shown:
             name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-            yield name + equals + ("…" if _LOCAL_PATH.search(value) else value)
+            yield name + equals + (HIDDEN if holds_path(value) else value)
 
 
 def _rows(manifest: Manifest, per_token: int) -> tuple[tuple[str, str], ...]:
@@ -121,14 +119,8 @@ def _codec_rows(manifest: Manifest, plain_bytes: int) -> tuple[tuple[str, str], 
 
 
 def _short_name(model: ModelFacts) -> str:
-    """Return a Hub name as it is, and of a local folder its last part: the path says nothing to a reader elsewhere."""
-    name = model.name.encode("utf-8", "replace").decode()
-    return name.rstrip("/").rsplit("/", 1)[-1] if _is_local(model) else name
-
-
-def _is_local(model: ModelFacts) -> bool:
-    """Tell a folder from a name on the Hub; the path alone does not, `demo/model` may be either."""
-    return model.revision.startswith("local-") or model.name.startswith(("/", ".", "~"))
+    """Return the name as it is published, in text that can be written."""
+    return published_model(model).name.encode("utf-8", "replace").decode()
 
 
 def _size_category(num_samples: int) -> str:

@@ -17,6 +17,7 @@ from .schemas.codec import write_record
 from .schemas.errors import UsageError
 from .schemas.manifest import DatasetFolder
 from .schemas.progress import Progress
+from .schemas.published import published_model
 from .schemas.run import ModelFacts
 from .schemas.sample import NO_NEXT_TOKEN
 from .schemas.states import FINAL
@@ -175,7 +176,7 @@ def _verified(  # noqa: PLR0913, PLR0917 - the one place where all that was foun
         manifest_sha256=manifest_sha256(manifest) if manifest.is_file() else "",
         checked_at=datetime.now(UTC).isoformat(timespec="seconds"),
         eaglehs_version=__version__,
-        model=facts.name,
+        model=published_model(facts).name,
         revision=facts.revision,
         reference=reference,
         seed=check.seed,

@@ -239,8 +239,11 @@ class _PromptTable:
 
 def _source_name(source: str) -> str:
     """Return what a dataset may tell of its source: a file's or folder's name without the way to it."""
-    path = Path(source).expanduser()
-    return path.name if path.exists() else source
+    if Path(source).expanduser().exists():
+        return Path(source).expanduser().name
+    folder, colon, split = source.partition(":")
+    path = Path(folder).expanduser()
+    return f"{path.name}{colon}{split}" if path.exists() else source
 
 
 def _cut(tokens: TokenRow, max_tokens: int | None) -> TokenRow:

@@ -7,7 +7,8 @@ dataset/data/train-00000.tar    see schemas/states.py and schemas/sample.py
 dataset/plots/                  optional; see schemas/statistics.py
 dataset/preview/                optional; see schemas/preview.py
 
-Version 2 has `codec`; a dataset whose states are plain is written as version 1.
+Version 2 has `codec`; a dataset whose states are plain is written as version 1. It is published, so model, prompts and
+engine are those of run.json without what is of one machine alone: schemas/published.py.
 """
 
 from __future__ import annotations

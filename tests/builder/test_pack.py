@@ -3,15 +3,17 @@
 import hashlib
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from eaglehs.builder.index_store import read_index
 from eaglehs.builder.pack import NothingToPackError
-from eaglehs.builder.run_reader import UnfinishedRunError
+from eaglehs.builder.run_reader import UnfinishedRunError, read_run_record
 from eaglehs.builder.verify import verify_dataset
-from eaglehs.schemas.codec import read_record
+from eaglehs.cards.write import write_card
+from eaglehs.schemas.codec import read_record, write_record
 from eaglehs.schemas.manifest import DatasetFolder, Manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from tests.factories.dumps import make_states
 from tests.factories.packed import SIZE, check_bits, files, members, pack
 from tests.factories.packing import pack_by_hand
-from tests.factories.runs import finish_sample, make_run, relist
+from tests.factories.runs import change_record, finish_sample, make_run, relist
 
 
 @given(
@@ -106,6 +108,45 @@ def test_the_manifest_says_what_a_trainer_needs(tmp_path: Path):
     ]
     assert manifest.state_norms["layer_2"] == pytest.approx(norms[0] / 38, rel=1e-9)
     assert manifest.state_norms["final"] == pytest.approx(norms[1] / 38, rel=1e-9)
+
+
+def test_what_is_packed_tells_nothing_of_the_machine_but_the_run_can_be_gone_on_with(tmp_path: Path):
+    """By every byte of every file that a push sends; the shards are those of any other machine."""
+    run = make_run(tmp_path / "run", lengths=[12] * 3, failed={"p1": "p1: /home/alice/x can't be read"})
+    pack(run, tmp_path / "other")
+    record = run.record
+    command = ("/home/alice/venv/bin/python", "-m", "sglang.launch_server", "--model-path", "/home/alice/tiny")
+    change_record(
+        run,
+        model=replace(record.model, name="/home/alice/tiny", revision="local-0123456789abcdef"),
+        prompts=replace(record.prompts, source="/home/alice/prompts:train"),
+        engine=replace(record.engine, command=command, environment={"SGLANG_HS_DUMP_DIR": "/home/alice/dumps"}),
+        command=("/home/alice/venv/bin/eaglehs", "extract"),
+        settings={"dump_dir": "/home/alice/dumps"},
+    )
+    pack(run, tmp_path / "d")
+    write_card(tmp_path / "d")
+    published = [path for path in (tmp_path / "d").rglob("*") if path.is_file() and ".pack" not in path.parts]
+    assert {"README.md", "manifest.json", "samples.parquet", "train-00000.tar"} <= {path.name for path in published}
+    assert not [path for path in published if b"alice" in path.read_bytes()]
+    manifest = read_record(Manifest, DatasetFolder(tmp_path / "d").manifest)
+    assert (manifest.model.name, manifest.model.revision) == ("tiny", "local-0123456789abcdef")
+    assert read_run_record(run.root).model.name == "/home/alice/tiny"
+    ours, others = files(tmp_path / "d"), files(tmp_path / "other")
+    assert {n: h for n, h in ours.items() if n.startswith("data/")} == {
+        n: h for n, h in others.items() if n.startswith("data/")
+    }
+
+
+def test_a_manifest_with_paths_of_an_earlier_version_is_written_anew_and_the_shards_stay(tmp_path: Path):
+    run = make_run(tmp_path / "run", lengths=[12] * 9)
+    pack(run, tmp_path / "d")
+    before, folder = files(tmp_path / "d"), DatasetFolder(tmp_path / "d")
+    manifest = read_record(Manifest, folder.manifest)
+    write_record(folder.manifest, replace(manifest, prompts=replace(manifest.prompts, source="/home/alice/p.jsonl")))
+    summary = pack(run, tmp_path / "d")
+    assert (summary.num_reused, summary.is_unchanged) == (len(manifest.shards), False)
+    assert files(tmp_path / "d") == before
 
 
 def test_a_failed_sample_is_left_out_of_its_own_shard_only(tmp_path: Path):

@@ -15,6 +15,7 @@ from eaglehs.builder.publish_files import MAX_FILE_BYTES, LocalFile, Unpublishab
 from eaglehs.builder.publish_lock import publishing
 from eaglehs.builder.publish_plan import NoRightsError, PublishSettings, UnsoundDatasetError, plan_facts
 from eaglehs.cards.write import write_card
+from eaglehs.schemas.codec import write_record
 from eaglehs.schemas.errors import StorageError, UsageError
 from eaglehs.schemas.manifest import DatasetFolder
 from eaglehs.schemas.progress import Silent
@@ -326,6 +327,16 @@ def test_two_publishers_of_one_folder_exclude_each_other_and_a_pack_both(dataset
         pass
     with publishing(dataset.root):
         pass
+
+
+@pytest.mark.parametrize("name", ["/home/alice/tiny", "work/tiny"])
+def test_a_manifest_that_tells_where_its_model_lay_is_refused_before_the_hub_is_asked(hub, tmp_path, name):
+    dataset = make_publishable(tmp_path / "told", lengths=(4,))
+    model = replace(dataset.manifest.model, name=name, revision="local-0123456789abcdef")
+    write_record(dataset.folder.manifest, replace(dataset.manifest, model=model))
+    with pytest.raises(UnpublishableError, match=f"where its model lay on this machine: {name}.*packed it again"):
+        Pusher(hub, dataset.root).plan()
+    assert hub.log == []
 
 
 def test_publishers_exclude_each_other_and_packers_on_nfs_too(dataset, monkeypatch):

@@ -69,6 +69,7 @@ def test_a_torn_last_ledger_line_counts_as_not_written(tmp_path: Path):
         ("not a whole dump (123 bytes: bad). It was cut.", "not a whole dump (N bytes: bad)"),
         ("p1: state (8, 7168), 'r1', [5] and 40: of 3", "state (N, N), 'N', [N] and N: of N"),
         ("the server is gone", "the server is gone"),
+        ("p1: no room in '/home/alice/run', of 3 folders", "no room in '…', of N folders"),
         ("", "no reason given"),
     ],
 )

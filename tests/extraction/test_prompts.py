@@ -103,6 +103,13 @@ def test_rows_of_ids_need_no_tokenizer(tmp_path: Path):
     assert heard.samples == [3, 1]
 
 
+def test_of_a_folders_config_and_split_a_published_dataset_does_not_tell_the_way_to_it_either(tmp_path: Path):
+    (tmp_path / "set").mkdir()
+    _source(tmp_path / "set", [{"input_ids": [1, 2]}], "train.jsonl")
+    found = prepare_prompts(f"{tmp_path / 'set'}/:default:train", MODEL, PromptOptions(), Silent())
+    assert (found.facts.source, found.prompts[0].source) == ("set:default:train", "set:default:train:1")
+
+
 def test_conversations_are_rendered_once_and_masked(tmp_path: Path, chat_model: ModelFacts):
     messages = chat("user: Hello there!", "assistant: I am fine")
     sharegpt = [{"from": "human", "value": "Hello there!"}, {"from": "gpt", "value": "I am fine"}]
