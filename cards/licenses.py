@@ -5,6 +5,7 @@ Source of the ids: the Hub's documentation, "Licenses". An id that is not in the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ other
 
 LICENSE_IDS = frozenset(_IDS.split())
 
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+"""The Hub's card specification (hub-docs, datasetcard.md) asks for "an id" like `my-license-1.0` and says no more. This
+is a form that it takes for sure; it may take others, so a card that was written by hand is not held to it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTerms:
@@ -35,7 +40,7 @@ class CardTerms:
     """An id of `LICENSE_IDS`."""
 
     license_name: str = ""
-    """What `other` is called."""
+    """What `other` is called, in the form of an id."""
 
     license_link: str = ""
     model_terms: str = ""
@@ -53,7 +58,8 @@ def merge_terms(kept: Mapping[str, str], terms: CardTerms) -> dict[str, str]:
     """Return the publisher's lines: those of `terms`, else those that the card had.
 
     Raises:
-        UsageError: an id that the Hub does not know; `other` without a name; a name without `other`.
+        UsageError: an id that the Hub does not know; `other` without a name; a name without `other`; a new name that
+            has not the form of an id.
     """
     given = {name: str(getattr(terms, name)).strip() for name in TERM_KEYS}
     if given["license"]:  # another license must not keep the name and link of the one before it
@@ -63,9 +69,19 @@ def merge_terms(kept: Mapping[str, str], terms: CardTerms) -> dict[str, str]:
         faults = list(license_faults(merged))
         if merged["license"] == OTHER and not merged["license_name"]:
             faults.append("the license `other` needs a name (--license-name): nobody can tell which it is")
+        if given["license_name"] and not _NAME.fullmatch(given["license_name"]):
+            faults.append(
+                f"the license's name {given['license_name'][:60]!r} has not the form of an id: lowercase letters, "
+                f"digits, '-', '.' and '_', such as {_as_name(given['license_name'])}"
+            )
         if faults:
             raise UsageError(faults[0], mend="See https://huggingface.co/docs/hub/repositories-licenses for the ids")
     return {name: value for name, value in merged.items() if value}
+
+
+def _as_name(text: str) -> str:
+    """Return the id that is nearest to a name in words."""
+    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")[:60] or "my-license-1.0"
 
 
 def license_faults(head: Mapping[str, object]) -> tuple[str, ...]:

@@ -21,10 +21,11 @@ from .extract_summary import Done, ExtractSummary, summarize
 from .memory import allocate_plainly
 from .packing_keeper import PackOptions, check_same_packing, open_packing
 from .preflight import Forecast, Job, check_room, forecast
-from .push_stream import Push, PushOptions, open_push
+from .push_stream import Push, PushOptions, check_options, open_push
 from .schemas.counts import counted
 from .schemas.errors import DataError, InterruptedRunError
 from .schemas.ledger import Ledger, SampleStatus
+from .schemas.manifest import DatasetFolder
 from .schemas.progress import Progress
 from .schemas.run import EngineFacts, ModelFacts, RunFolder, RunRecord
 from .schemas.states import bytes_per_token, check_layers, default_layers
@@ -148,6 +149,8 @@ def _prepare(settings: ExtractSettings, progress: Progress) -> _Prepared:
     from .extraction.prompts import prepare_prompts
     from .extraction.run_store import new_run_id, read_existing
 
+    if settings.push and settings.pack:
+        check_options(settings.push, DatasetFolder(settings.pack.dataset))
     engine, reason = pick_engine(settings.engine)
     model = read_model_facts(settings.model, revision=settings.revision)
     layers = _layers(settings, model)

@@ -86,15 +86,17 @@ class Push:
         return publish(plan, self._hub, self._options.publish, self._progress)
 
 
-def check_terms(options: PushOptions, folder: DatasetFolder) -> None:
-    """Refuse a push whose card would be refused at the end, before anything is computed.
+def check_options(options: PushOptions, folder: DatasetFolder) -> None:
+    """Refuse a push that would be refused at the end, before anything is computed.
 
     Raises:
-        UsageError: no license, or none that the Hub knows.
+        UsageError: no name of a repository; no license, or none that the Hub knows.
     """
+    from .builder.hub_address import check_repo_name
     from .cards.licenses import merge_terms
     from .cards.write import kept_terms
 
+    check_repo_name(options.repo)
     if not merge_terms(kept_terms(folder), options.terms).get("license"):
         raise UsageError(
             "--push needs --license",
@@ -113,12 +115,10 @@ def open_push(
         UsageError: no license, another dataset is there, or another process publishes this one.
         HubError: no rights, or the Hub does not answer.
     """
-    from .builder.hub_address import check_repo_name
     from .builder.hub_client import HubClient
     from .builder.publish_lock import publishing
 
-    check_repo_name(options.repo)
-    check_terms(options, packing.folder)
+    check_options(options, packing.folder)
     with publishing(packing.folder.root, holds_pack_lock=True):
         push = Push(options, packing.folder, hub or HubClient(options.repo, progress=progress), progress)
         push.stream.open(packing.whole, packing.shard_names)

@@ -23,11 +23,24 @@ def test_another_license_does_not_keep_the_name_of_the_one_before():
         (CardTerms(license="MIT"), "'MIT' is no license id"),
         (CardTerms(license="other"), "--license-name"),
         (CardTerms(license_name="acme"), "without --license other"),
+        (CardTerms(license="other", license_name="Modified MIT"), "'Modified MIT' has not .* such as modified-mit"),
+        (CardTerms(license="other", license_name="acme: 2"), "such as acme-2"),
+        (CardTerms(license="other", license_name="-"), "such as my-license-1.0"),
     ],
 )
 def test_terms_that_the_hub_would_refuse_are_refused(terms: CardTerms, message: str):
     with pytest.raises(UsageError, match=message):
         merge_terms({}, terms)
+
+
+@pytest.mark.parametrize("name", ["modified-mit", "my-license-1.0", "flux_1.dev"])
+def test_a_name_in_the_form_of_an_id_is_taken(name: str):
+    assert merge_terms({}, CardTerms(license="other", license_name=name))["license_name"] == name
+
+
+def test_a_name_in_words_that_a_card_has_already_does_not_stop_what_is_said_of_other_terms():
+    kept = {"license": "other", "license_name": "Modified MIT"}
+    assert merge_terms(kept, CardTerms(model_terms="MIT")) == kept | {"model_terms": "MIT"}
 
 
 def test_a_card_that_somebody_wrote_is_not_refused_for_terms_that_were_not_asked_about():

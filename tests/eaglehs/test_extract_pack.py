@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.manifest import Manifest
 
+from eaglehs.main import run
 from tests.eaglehs.cli import GO, eaglehs, ledger_lines, start_eaglehs, wait_until
 from tests.factories.published import REPO, TOKENS, hub_environment
 from tests.fakes.hub import HubServer, start_hub
@@ -185,6 +187,19 @@ def test_options_of_a_push_that_can_not_be_are_refused(extract, tmp_path, option
     done = eaglehs(*extract, *options, cwd=tmp_path)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_push_that_would_be_refused_at_the_end_is_refused_before_anything_is_read(tmp_path, monkeypatch, more):
+    """Model and prompts are not even looked for."""
+    monkeypatch.chdir(tmp_path)
+    terms = ("--license", "other", "--license-name", "Modified MIT")
+    command = ("eaglehs", "extract", "--model", "./none", "--prompts", "none.jsonl", *PACK, "--push", REPO)
+    monkeypatch.setattr(sys, "argv", [*command, *terms, *more])
+    message, exit_code = run()
+    assert exit_code == 2
+    assert "such as modified-mit" in message
+    assert not (tmp_path / "dataset").exists()
 
 
 @pytest.fixture

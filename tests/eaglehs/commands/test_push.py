@@ -263,9 +263,9 @@ def test_another_license_takes_the_name_of_the_one_before_it_along(hub, tmp_path
     assert "| this dataset | mit |" in card.read_text()
     assert not {"acme", "https://example.org"} & set(card.read_text().split())
     card.write_text(card.read_text() + "My own words.\n")
-    named = ("--license", "other", "--license-name", "acme: 2")
+    named = ("--license", "other", "--license-name", "acme-2")
     assert eaglehs("push", bare.root, REPO, *named, "--dry-run", **environment).returncode == 0
-    assert card.read_text().startswith("---\nlicense: other\nlicense_name: 'acme: 2'\npretty_name:")
+    assert card.read_text().startswith("---\nlicense: other\nlicense_name: acme-2\npretty_name:")
     assert eaglehs("push", bare.root, REPO, "--license", "mit", "--dry-run", **environment).returncode == 0
     assert card.read_text().startswith("---\nlicense: mit\npretty_name:")
 
