@@ -21,7 +21,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ..schemas.progress import Progress, Silent
 from .hub_errors import HubPlace, MissingRepositoryError, MissingRevisionError
-from .hub_retry import Retrier, RetryPolicy
+from .hub_retry import HubRetryPolicy, Retrier
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import DatasetInfo
@@ -97,7 +97,7 @@ class HubClient:
         repo: str,
         *,
         progress: Progress | None = None,
-        policy: RetryPolicy | None = None,
+        policy: HubRetryPolicy | None = None,
         api: HfApi | None = None,
     ) -> None:
         """`progress` hears of waits; `api` carries another endpoint or token than the environment's."""
@@ -106,7 +106,7 @@ class HubClient:
         self.repo = repo
         self.api = api or HfApi()
         self.place = HubPlace(repo=repo, endpoint=self.api.endpoint)
-        self._retrier = Retrier(place=self.place, policy=policy or RetryPolicy(), progress=progress or Silent())
+        self._retrier = Retrier(place=self.place, policy=policy or HubRetryPolicy(), progress=progress or Silent())
 
     def account(self) -> Account:
         """Return whose token is used."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +9,15 @@ from typing import TypeVar
 
 from ..schemas.progress import Progress
 from .hub_errors import FAULTS, HubPlace, explain, is_ours, is_passing, retry_after_s, status_of
+from .retries import Backoff
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How often and how patiently."""
+class HubRetryPolicy(Backoff):
+    """For calls to the Hub, which are larger and fewer than ranges."""
 
-    attempts: int = 8
     first_wait_s: float = 2.0
     longest_wait_s: float = 60.0
     longest_asked_s: float = 900.0
@@ -30,7 +29,7 @@ class Retrier:
     """Calls the Hub; a fault that may pass is waited out, any other becomes a HubError."""
 
     place: HubPlace
-    policy: RetryPolicy
+    policy: HubRetryPolicy
     progress: Progress
 
     def call(self, doing: str, work: Callable[[], R], is_done: Callable[[], R | None] | None = None) -> R:
@@ -66,5 +65,4 @@ class Retrier:
         asked = retry_after_s(fault)
         if asked is not None:
             return asked if asked <= self.policy.longest_asked_s else None
-        doubled: float = min(self.policy.first_wait_s * 2 ** (attempt - 1), self.policy.longest_wait_s)
-        return doubled * random.uniform(0.8, 1.2)  # noqa: S311 - spreads clients, keeps no secret
+        return self.policy.backoff_s(attempt)

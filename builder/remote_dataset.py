@@ -89,11 +89,11 @@ def _on_hub(repo: str, revision: str | None, folder: str) -> Place:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, but not listed
 
     from .hub_errors import HubPlace
-    from .hub_retry import Retrier, RetryPolicy
+    from .hub_retry import HubRetryPolicy, Retrier
 
     api = HfApi()
     place = HubPlace(repo=repo, endpoint=api.endpoint)
-    retrier = Retrier(place=place, policy=RetryPolicy(attempts=_LOOK_UPS), progress=Silent())
+    retrier = Retrier(place=place, policy=HubRetryPolicy(attempts=_LOOK_UPS), progress=Silent())
     doing = f"opening {repo}" + (f" at {revision}" if revision else "") + " on the Hub"
     commit = str(retrier.call(doing, lambda: api.dataset_info(repo, revision=revision).sha))
     if revision is not None:

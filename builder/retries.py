@@ -13,21 +13,30 @@ MAX_RETRY_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How often, how long, with jitter: many ranks that failed together must not come back together."""
+class Backoff:
+    """How often, and waits that double, with jitter: many that failed together must not come back together."""
 
     attempts: int = 8
-    """In a row without a byte gained; any progress starts the count again."""
-
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
+
+    def backoff_s(self, failures: int) -> float:
+        """Return how long to wait after `failures` in a row, where the server has not said."""
+        doubled: float = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1))
+        return doubled * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy(Backoff):
+    """For ranges of a file; attempts are those without a byte gained: any progress starts the count again."""
+
     timeout_s: float = 60.0
     """Without a byte, before a connection is given up."""
 
     def wait_s(self, failures: int, retry_after_s: float | None) -> float:
         """Return how long to wait after `failures` in a row: at least what the server asked for."""
-        backoff: float = min(self.longest_wait_s, self.first_wait_s * 2 ** (failures - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, keeps no secret
-        return backoff if retry_after_s is None else min(retry_after_s, MAX_RETRY_AFTER_S) + backoff
+        asked_s = 0.0 if retry_after_s is None else min(retry_after_s, MAX_RETRY_AFTER_S)
+        return asked_s + self.backoff_s(failures)
 
 
 class Patience:

@@ -11,7 +11,7 @@ from eaglehs.builder.hub_errors import (
     is_passing,
     without_tokens,
 )
-from eaglehs.builder.hub_retry import RetryPolicy
+from eaglehs.builder.hub_retry import HubRetryPolicy
 from huggingface_hub import HfApi
 from huggingface_hub import errors as hub_errors
 
@@ -118,7 +118,7 @@ def test_a_fetch_that_is_refused_for_a_moment_is_tried_again(server, tmp_path, m
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     server.faults[:] = [{"path": "/resolve/", "status": 503, "times": 8}]  # the client library asks six times, or once
     client = HubClient(
-        REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=RetryPolicy(attempts=12, first_wait_s=0.01)
+        REPO, api=HfApi(endpoint=server.url, token=WRITER), policy=HubRetryPolicy(attempts=12, first_wait_s=0.01)
     )
     assert client.fetch(".gitattributes", "main").is_file()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from eaglehs.builder.hub_client import HubClient
-from eaglehs.builder.hub_retry import RetryPolicy
+from eaglehs.builder.hub_retry import HubRetryPolicy
 from eaglehs.builder.publish import PublishResult, publish
 from eaglehs.builder.publish_card import set_license
 from eaglehs.builder.publish_plan import PublishPlan, PublishSettings, plan_publish
@@ -22,7 +22,7 @@ WRITER, READER, STRANGER = "hf_WriterSecret1", "hf_ReaderSecret2", "hf_StrangerS
 TOKENS = (f"{WRITER}:alice:write:org", f"{READER}:bob:read:org", f"{STRANGER}:eve:write")
 REPO = "org/states"
 BATCHED = PublishSettings(batch_files=2, workers=2)
-HASTY = RetryPolicy(attempts=3, first_wait_s=0.01, longest_wait_s=0.02)
+HASTY = HubRetryPolicy(attempts=3, first_wait_s=0.01, longest_wait_s=0.02)
 """Waits that a test has the time for."""
 
 
