@@ -28,8 +28,9 @@ from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.run import RunRecord
 from ..schemas.sample import CheckedSample
+from ..schemas.sharding import Sharding
 from .dump_reader import read_dump
-from .pack import Job, PackSettings, PackSummary, Work, make_shard, pack_shards, plan_jobs, plan_run, shard_job
+from .pack import Job, PackSummary, Work, make_shard, pack_shards, plan_jobs, plan_run, shard_job
 from .pack_folder import open_folder
 from .plan import PlacedSample, ShardPlan
 from .run_reader import Run
@@ -42,14 +43,14 @@ from .tar_writer import ShardWriter
 class OneStep:
     """One run on its way into one dataset folder, whose lock the caller holds. Any thread may write and keep."""
 
-    def __init__(self, run: Run, dataset: Path, settings: PackSettings, progress: Progress) -> None:
+    def __init__(self, run: Run, dataset: Path, sharding: Sharding, progress: Progress, *, workers: int) -> None:
         """`run.entries` is the ledger as it grows, shared with whoever appends to it."""
-        plan = plan_run(run, settings)
+        plan = plan_run(run, sharding)
         self.folder = self._folder = DatasetFolder(dataset)
         self.shard_names = frozenset(shard.name for shard in plan.shards)
-        self._parts = ShardParts(self._folder, settings.codec)
+        self._parts = ShardParts(self._folder, sharding.codec)
         self._work = Work(run, plan, self._folder, ShardSealer(run, plan, self._folder, self._parts), progress)
-        self._workers = settings.workers
+        self._workers = workers
         self._places: dict[str, tuple[ShardPlan, PlacedSample]] = {
             placed.key: (shard, placed) for shard in plan.shards for placed in shard.samples
         }
@@ -58,7 +59,7 @@ class OneStep:
         """Finished shards with all their samples, as `open` and `seal_filled` found them."""
 
         self._lock = threading.Lock()
-        self._sealing = threading.Semaphore(settings.workers)
+        self._sealing = threading.Semaphore(workers)
         """Room is reckoned for so many shards that are recoded at once."""
 
     def open(self) -> frozenset[str]:

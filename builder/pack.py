@@ -18,7 +18,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -30,12 +30,12 @@ from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import DatasetFolder, Manifest, Totals
 from ..schemas.progress import Progress
 from ..schemas.published import published_manifest
-from ..schemas.sizes import DEFAULT_SHARD_BYTES
+from ..schemas.sharding import Sharding
 from ..schemas.states import Codec
 from .index_store import index_schema, write_index
 from .pack_folder import check_space, clear_old, drop_if_empty, is_finished, open_folder, recoding_bytes
 from .pack_state import Claim, PackedShard, PackState, SetAside, locked
-from .plan import Plan, ShardPlan, plan_dataset
+from .plan import Plan, ShardPlan, plan_by
 from .plan_warnings import plan_warnings
 from .run_reader import Run, failures_by_class, open_run
 from .sequential_file import BufferPool
@@ -57,17 +57,11 @@ class PackedAlreadyError(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackSettings:
-    """How to pack; all but `workers` decide the bytes."""
+class PackSettings(Sharding):
+    """How to pack."""
 
-    shard_size_bytes: int = DEFAULT_SHARD_BYTES
     workers: int = 1
-    shuffle_seed: int | None = None
-    shard_multiple: int = 1
-    """The number of shards is divisible by it, before samples are set aside."""
-
-    codec: Codec = Codec.PLAIN
-    """How the states are stored in the finished shards."""
+    """Shards made at once; the bytes do not depend on it."""
 
     allow_partial: bool = False
     """Pack a run that is not finished, without the samples that are missing."""
@@ -162,16 +156,9 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
                 raise
 
 
-def plan_run(run: Run, settings: PackSettings) -> Plan:
+def plan_run(run: Run, sharding: Sharding) -> Plan:
     """Return the plan of all prompts of a run."""
-    plan = plan_dataset(
-        run.prompts.planned(),
-        run.layout,
-        shard_size_bytes=settings.shard_size_bytes,
-        shuffle_seed=settings.shuffle_seed,
-        shard_multiple=settings.shard_multiple,
-    )
-    return replace(plan, codec=settings.codec)
+    return plan_by(sharding, run.prompts.planned(), run.layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ..schemas.errors import DataError, StorageError
@@ -13,7 +12,7 @@ from ..schemas.manifest import DatasetFolder
 from ..schemas.run import Packing
 from .assemble import SampleError
 from .index_rows import index_row
-from .plan import ShardPlan, plan_dataset
+from .plan import ShardPlan, plan_by
 from .run_reader import Run
 from .shard_head import scan_shard
 from .shard_parts import part_of, read_meta, stored_hash
@@ -30,15 +29,9 @@ class PackedSamples:
         """Nothing but the plan is made yet."""
         self._run = run
         self._folder = DatasetFolder(Path(packing.dataset))
-        plan = plan_dataset(
-            run.prompts.planned(),
-            run.layout,
-            shard_size_bytes=packing.shard_size_bytes,
-            shuffle_seed=packing.shuffle_seed,
-            shard_multiple=packing.shard_multiple,
-        )
+        plan = plan_by(packing, run.prompts.planned(), run.layout)
         self._shards = plan.shards
-        self._layout = replace(run.layout, codec=packing.codec)
+        self._layout = plan.stored_layout
 
     def by_shard(self) -> Iterator[tuple[Path, list[tuple[LedgerEntry, IndexRow | None]]]]:
         """Yield each file that should hold samples, with the ledger line and the place of each; None: not in it."""

@@ -22,6 +22,7 @@ from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import shard_name
 from ..schemas.sample import META_MEMBER, NO_NEXT_TOKEN, SampleMeta, meta_bytes
+from ..schemas.sharding import Sharding
 from ..schemas.sizes import format_size
 from ..schemas.states import MAX_MEMBER_BYTES, ArraySpec, Codec, array_specs
 from .npy import MIN_PADDED_ARRAY_BYTES, PLAIN_HEADER_BYTES, padded_header_bytes
@@ -231,6 +232,18 @@ def plan_dataset(
     return Plan(
         layout=layout, shard_size_bytes=shard_size_bytes, shuffle_seed=shuffle_seed, shards=shards, oversize=oversize
     )
+
+
+def plan_by(sharding: Sharding, samples: Sequence[PlannedSample], layout: DatasetLayout) -> Plan:
+    """Return the plan of `samples` by the settings of a pack; errors as `plan_dataset`."""
+    plan = plan_dataset(
+        samples,
+        layout,
+        shard_size_bytes=sharding.shard_size_bytes,
+        shuffle_seed=sharding.shuffle_seed,
+        shard_multiple=sharding.shard_multiple,
+    )
+    return replace(plan, codec=sharding.codec)
 
 
 def shuffled(samples: Sequence[PlannedSample], seed: int) -> list[PlannedSample]:

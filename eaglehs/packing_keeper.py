@@ -16,7 +16,7 @@ from .schemas.errors import DataError, UsageError
 from .schemas.ledger import LedgerEntry
 from .schemas.progress import Progress
 from .schemas.run import Packing, RunRecord
-from .schemas.sizes import DEFAULT_SHARD_BYTES
+from .schemas.sharding import Sharding
 from .schemas.states import Codec
 
 if TYPE_CHECKING:
@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackOptions:
+class PackOptions(Sharding):
     """Where and how to pack while extracting."""
 
     dataset: Path
-    shard_size_bytes: int = DEFAULT_SHARD_BYTES
-    shuffle_seed: int | None = None
-    shard_multiple: int = 1
-    codec: Codec = Codec.PLAIN
     is_drained: bool = False
     """Finished shards are sent away and deleted, so that room for a few is enough."""
 
@@ -193,21 +189,14 @@ def open_packing(
         StorageError: it can't be written.
     """
     from .builder.one_step import OneStep
-    from .builder.pack import PackSettings
     from .builder.pack_state import locked
     from .builder.run_reader import open_run
     from .builder.worker_count import worker_count
 
-    settings = PackSettings(
-        shard_size_bytes=options.shard_size_bytes,
-        shuffle_seed=options.shuffle_seed,
-        shard_multiple=options.shard_multiple,
-        codec=options.codec,
-        workers=worker_count(None),
-    )
     with locked(options.dataset), open_run(store.folder.root) as run:
         # One ledger: what the store appends, the packer reads.
-        packer = OneStep(replace(run, entries=store.ledger.entries), options.dataset, settings, progress)
+        shared = replace(run, entries=store.ledger.entries)
+        packer = OneStep(shared, options.dataset, options, progress, workers=worker_count(None))
         keeper, packed = PackingKeeper(store, packer), packer.open()
         keeper.seal_filled()
         yield keeper, packed

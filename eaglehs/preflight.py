@@ -17,7 +17,8 @@ from .schemas.errors import StorageError
 from .schemas.ledger import LedgerEntry, SampleStatus
 from .schemas.manifest import DatasetFolder
 from .schemas.prompt import Prompt
-from .schemas.sizes import DEFAULT_SHARD_BYTES, format_size
+from .schemas.sharding import Sharding
+from .schemas.sizes import format_size
 from .schemas.states import Codec
 
 if TYPE_CHECKING:
@@ -176,18 +177,10 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def _plan(job: Job) -> Plan:
-    from .builder.plan import PlannedSample, plan_dataset
+    from .builder.plan import PlannedSample, plan_by
 
     planned = [PlannedSample(key=p.key, id=p.id, source=p.source, num_tokens=p.num_tokens) for p in job.prompts]
-    if job.pack is None:
-        return plan_dataset(planned, job.layout, shard_size_bytes=DEFAULT_SHARD_BYTES)
-    return plan_dataset(
-        planned,
-        job.layout,
-        shard_size_bytes=job.pack.shard_size_bytes,
-        shuffle_seed=job.pack.shuffle_seed,
-        shard_multiple=job.pack.shard_multiple,
-    )
+    return plan_by(job.pack or Sharding(), planned, job.layout)
 
 
 def _is_done(entry: LedgerEntry | None) -> bool:

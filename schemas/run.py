@@ -12,16 +12,16 @@ Version 2 has `packing.codec`; a run that is not packed at once, or plainly, is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .codec import since
 from .errors import UsageError
 from .keys import fan_out
 from .ledger import LEDGER_FILENAME
 from .prompt import PROMPTS_FILENAME
-from .states import CAPTURE, Codec
+from .sharding import Sharding
+from .states import CAPTURE
 
 RUN_FILENAME = "run.json"
 
@@ -100,19 +100,11 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(Sharding):
     """Where and how a run that is extracted and packed in one step is packed; the same for all of its starts."""
 
     dataset: str
     """Absolute path."""
-
-    shard_size_bytes: int
-    shuffle_seed: int | None
-    shard_multiple: int = 1
-    """The number of shards is divisible by it."""
-
-    codec: Codec = field(default=Codec.PLAIN, metadata=since(2))
-    """How the dataset's states are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
