@@ -8,6 +8,7 @@ Too many failed samples, or a fault of the engine or the disk, end the run with 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -114,10 +115,17 @@ class Tally:
     num_done: int = 0
     num_tokens: int = 0
     failures: list[Failure] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def outcome(self) -> Outcome:
         """Return it as a result."""
         return Outcome(num_done=self.num_done, num_tokens=self.num_tokens, failures=tuple(self.failures))
+
+    def keep(self, prompt: Prompt) -> None:
+        """Count a finished sample; from any thread."""
+        with self._lock:
+            self.num_done += 1
+            self.num_tokens += prompt.num_tokens
 
     def fail(self, failure: Failure, max_failed: int) -> None:
         """Count a failed sample.
@@ -188,12 +196,9 @@ class Client:
                     failure = await self._extract(prompt, progress)
                 finally:
                     self._num_busy -= 1
-            if failure is None:
-                self.tally.num_done += 1
-                self.tally.num_tokens += prompt.num_tokens
-                continue
-            progress.note(f"failed: {failure.reason}")
-            self.tally.fail(failure, self.settings.max_failed)
+            if failure is not None:
+                progress.note(f"failed: {failure.reason}")
+                self.tally.fail(failure, self.settings.max_failed)
 
     async def _see_to_room(self, size_bytes: int) -> None:
         """Wait until a sample of `size_bytes` can be kept with those under way; or halt, and those are kept.
@@ -250,10 +255,16 @@ class Client:
         except DataError:
             answer.remove_dumps()
             raise
-        # Shielded: a sample that is being kept is kept, even when Ctrl-C or a fault elsewhere cancels this task.
-        await asyncio.shield(asyncio.to_thread(self.store.finish, prompt, checked, answer, attempt))
-        size_bytes = sum(dump.size_bytes for dump in checked.dumps)
-        progress.advance(num_samples=1, num_tokens=prompt.num_tokens, size_bytes=size_bytes)
+
+        def keep() -> None:
+            self.store.finish(prompt, checked, answer, attempt)
+            self.tally.keep(prompt)
+            size_bytes = sum(dump.size_bytes for dump in checked.dumps)
+            progress.advance(num_samples=1, num_tokens=prompt.num_tokens, size_bytes=size_bytes)
+
+        # Shielded: a sample that is being kept is kept, even when Ctrl-C or a fault elsewhere cancels this task. So it
+        # is counted where it is kept: nobody comes back to a task that was cancelled.
+        await asyncio.shield(asyncio.to_thread(keep))
 
     async def _ask(self, prompt: Prompt, rid: str) -> Answer:
         # Given back by hand: not after a fault of the engine, or a waiting prompt would go to the dead server.

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.plan import DatasetLayout
 from eaglehs.extraction.client import Client, ClientSettings, NothingAnsweredError, TooManyFailuresError
 from eaglehs.extraction.engines.protocol import EngineDownError, PassingError
+from eaglehs.extraction.interrupts import run_interruptible
 from eaglehs.extraction.room import as_storage_error
 from eaglehs.extraction.run_store import open_store
 from eaglehs.extraction.spool import dump_bytes
@@ -327,6 +329,40 @@ def test_the_prompts_under_way_when_the_engine_goes_down_are_known(engine, folde
     assert "p005" in client.under_way
     assert len(client.under_way) <= engine.concurrency
     assert not set(client.under_way) & {entry.key for entry in store.ledger.finished()}
+
+
+def test_a_sample_that_is_being_kept_when_the_engine_goes_down_is_counted(engine, folder):
+    prompts = make_prompts(4)
+    store = open_run(folder, prompts)
+    store.begin(engine.facts)
+    is_keeping, is_down, finish = threading.Event(), threading.Event(), store.finish
+
+    def keep_slowly(*arguments):
+        is_keeping.set()
+        assert is_down.wait(60)
+        return finish(*arguments)
+
+    def die(prompt, number, answer):
+        raise EngineDownError("the server is gone")
+
+    capture = engine.capture
+
+    async def last_dies(prompt, rid):
+        while prompt.key == "p003" and not is_keeping.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0.001)
+        return await capture(prompt, rid)
+
+    async def run():
+        try:
+            await client.run(prompts, Silent())
+        finally:
+            is_down.set()
+
+    store.finish, engine.capture, engine.faults["p003"] = keep_slowly, last_dies, die
+    client = Client(engine, store, lambda p, a: check_dumps(p, a.dumps, LAYOUT), ClientSettings())
+    with pytest.raises(EngineDownError):
+        run_interruptible(run())
+    assert client.tally.num_done == len(list(store.ledger.finished())) > 0
 
 
 def test_the_engine_has_its_next_request_while_a_sample_is_still_checked(tmp_path, folder):
