@@ -40,6 +40,9 @@ _KILL_PATIENCE_S = 15.0
 """A process that waits for a device may take a while to die even of KILL; then it is reported and left."""
 
 _CHUNK_BYTES = 65536
+_CHUNKS_AT_ONCE = 16
+"""A server that prints without end fills the pipe faster than it is emptied: between so many one looks at the rest."""
+
 _LINE_ENDS = re.compile(rb"(?<=[\r\n])")
 
 
@@ -130,12 +133,12 @@ class Guard:
                 self.server_code = code if code >= 0 else 128 - code
 
     def _pump(self) -> bool:
-        """Pass on what the server has printed; return False at the end of its output."""
-        while True:
+        """Pass on what the server has printed, up to a megabyte; return False at the end of its output."""
+        for _ in range(_CHUNKS_AT_ONCE):
             try:
                 chunk = os.read(self.output, _CHUNK_BYTES)
             except BlockingIOError:
-                return True
+                break
             if not chunk:
                 return False
             *lines, self.rest = _LINE_ENDS.split(self.rest + chunk)
@@ -143,6 +146,7 @@ class Guard:
             if len(self.rest) > _CHUNK_BYTES:
                 self._write(self.rest)
                 self.rest = b""
+        return True
 
     def _write(self, text: bytes) -> None:
         for secret in self.secrets:

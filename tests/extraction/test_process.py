@@ -124,6 +124,25 @@ time.sleep(3600)
         os.killpg(starter.pid, signal.SIGKILL)
 
 
+def test_a_program_that_prints_without_end_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the guard reads from is full again by the time it has written it on."""
+    monkeypatch.setattr(process, "_KILL_PATIENCE_S", 120)  # it is the guard that ends it
+    pid_file = tmp_path / "pid"
+    program = f"""
+import os, pathlib
+pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))
+while True:
+    os.write(1, b"!\\n" * 30_000)
+"""
+    sink = tmp_path / "log"
+    sink.symlink_to("/dev/null")
+    group = ProcessGroup(make_spec(program, sink, grace_s=1.0))
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    group.stop()
+    assert group.exit_code == 128 + signal.SIGTERM
+    assert not is_alive(int(pid_file.read_text()))
+
+
 def test_when_the_guard_is_killed_the_program_goes_with_it(tmp_path: Path):
     log = tmp_path / "log"
     group = ProcessGroup(make_spec(f"import os; print(os.getpid(), flush=True)\n{SLEEP}", log))
