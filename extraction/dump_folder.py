@@ -17,7 +17,7 @@ from pathlib import Path
 from ..schemas.counts import counted
 from ..schemas.dump import CaptureStatus, DumpName, DumpNameError
 from ..schemas.errors import StorageError, UsageError
-from ..schemas.locks import take_lock
+from ..schemas.locks import TRIES, is_at, take_lock
 from .capture_status import LOCK_FILENAME as STATUS_LOCK
 
 LOCK_FILENAME = ".eaglehs.lock"
@@ -133,40 +133,37 @@ def _is_ours(filename: str) -> bool:
 def _lock(folder: Path) -> int:
     deadline = time.monotonic() + DYING_PATIENCE_S
     while True:
+        is_late = time.monotonic() > deadline  # before the look: we may stand still ourselves, and it be free by then
         lock = _open_lock(folder)
         try:
             is_taken = take_lock(lock, folder)
         except StorageError:
             os.close(lock)
             raise
-        if is_taken and _is_same_file(lock, folder / LOCK_FILENAME):
+        if is_taken and is_at(lock, folder / LOCK_FILENAME):
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             return lock
         pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
         os.close(lock)
-        if _is_alive(pid) or time.monotonic() > deadline:
+        if not is_taken and (is_late or _is_alive(pid)):
             raise DumpFolderInUseError(folder, pid)
         time.sleep(_POLL_S)
 
 
 def _open_lock(folder: Path) -> int:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder / LOCK_FILENAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as fault:
-        raise StorageError(
-            f"the dump folder {folder} can't be made or written to: {fault.strerror}",
-            mend="Give another one with --dump-dir",
-        ) from None
-
-
-def _is_same_file(lock: int, path: Path) -> bool:
-    """Tell whether the file is still under its name: the last run may have removed it between open and lock."""
-    try:
-        return os.path.samestat(os.fstat(lock), path.stat())
-    except FileNotFoundError:
-        return False
+    for left in reversed(range(TRIES)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return os.open(folder / LOCK_FILENAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as fault:
+            if isinstance(fault, FileNotFoundError) and left:
+                continue  # the last run has just removed the folder that it had made
+            raise StorageError(
+                f"the dump folder {folder} can't be made or written to: {fault.strerror}",
+                mend="Give another one with --dump-dir",
+            ) from None
+    raise AssertionError("the last try returns or raises")
 
 
 def _is_alive(pid: str) -> bool:

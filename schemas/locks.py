@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .atomic import make_folder
 from .errors import StorageError, UsageError
 
 LOCK_FILENAME = ".lock"
+
+TRIES = 5
+"""At a lock file whose last holder removes it, with its folder, as it ends."""
 
 
 class NotForReadersError(StorageError):
@@ -51,12 +56,42 @@ def hold_folder(folder: Path, *, kind: str, holder: str) -> Iterator[None]:
         UsageError: another process holds it.
         StorageError: the folder can't be made, written or locked.
     """
-    try:
-        make_folder(folder)
-        lock = (folder / LOCK_FILENAME).open("wb")
-    except OSError as fault:
-        raise StorageError(f"the {kind} folder {folder} can't be written: {fault.strerror}") from None
-    with lock:
-        if not take_lock(lock.fileno(), folder):
-            raise UsageError(f"another {holder} {folder}", mend="Wait for it, or give another --out")
+    with _taken(folder, kind, f"another {holder} {folder}"):
         yield
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Tell whether an open file is still under its name: its last holder may have removed it between open and lock."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _taken(folder: Path, kind: str, holder: str) -> BinaryIO:
+    path = folder / LOCK_FILENAME
+    for _ in range(TRIES):
+        lock = _opened(path, kind)
+        try:
+            if not take_lock(lock.fileno(), folder):
+                break
+            if is_at(lock.fileno(), path):
+                return lock
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+    lock.close()
+    raise UsageError(holder, mend="Wait for it, or give another --out")
+
+
+def _opened(path: Path, kind: str) -> BinaryIO:
+    for left in reversed(range(TRIES)):
+        try:
+            make_folder(path.parent)
+            return path.open("wb")
+        except OSError as fault:
+            if isinstance(fault, FileNotFoundError) and left:
+                continue  # who held it before us has just removed the folder
+            raise StorageError(f"the {kind} folder {path.parent} can't be written: {fault.strerror}") from None
+    raise AssertionError("the last try returns or raises")

@@ -1,13 +1,15 @@
 """A lock is one process's, and a file system without locks is told in words."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from eaglehs.builder.pack_state import locked as packing
 from eaglehs.builder.publish_lock import publishing
 from eaglehs.extraction.dump_folder import claimed
 from eaglehs.extraction.run_store import locked as extracting
-from eaglehs.schemas.errors import StorageError
+from eaglehs.schemas.errors import StorageError, UsageError
 from eaglehs.schemas.locks import take_lock
 
 from tests.factories.locks import lock_like_lustre
@@ -23,6 +25,30 @@ def test_a_lock_is_held_once_or_shared_until_the_file_is_closed(tmp_path):
     assert take_lock(handles[2], tmp_path, is_shared=True)
     for handle in handles[1:]:
         os.close(handle)
+
+
+@pytest.mark.parametrize("hold", [packing, claimed])
+def test_a_folder_that_its_last_holder_removes_between_two_steps_is_made_again(hold, tmp_path, monkeypatch):
+    """As a pack that came to nothing does, or a server's end, with the folder that it had made."""
+    folder, steps = tmp_path / "d", []
+
+    def removed_before(number, step):
+        def run(*arguments, **named):
+            steps.append(number)
+            if steps.count(number) == 1 and folder.exists():
+                shutil.rmtree(folder)
+            return step(*arguments, **named)
+
+        return run
+
+    # Before the lock file is opened in the folder that was just made; and before the open file is locked.
+    monkeypatch.setattr(os, "open", removed_before(0, os.open))
+    monkeypatch.setattr(Path, "open", removed_before(1, Path.open))
+    monkeypatch.setattr(fcntl, "flock", removed_before(2, fcntl.flock))
+    with hold(folder):
+        assert steps.count(2) == 2
+        with pytest.raises(UsageError), hold(folder):
+            pass
 
 
 @pytest.mark.parametrize("hold", [extracting, packing, publishing, claimed])
