@@ -61,7 +61,8 @@ class DumpWatcher:
         try:
             await asyncio.wait_for(awaited.is_settled.wait(), timeout_s)
         except TimeoutError:
-            if not awaited.is_settled.is_set():  # else both came while the loop stood still
+            self._look()  # what came while the loop stood still is there, whether the poller has seen it or not
+            if not awaited.is_settled.is_set():
                 return False
         if self._fault is not None:
             raise StorageError(f"the dump folder {self.folder} can't be read: {self._fault.strerror}") from None

@@ -30,6 +30,9 @@ NOTE_EVERY_S = 15.0
 PROBE_TIMEOUT_S = 30.0
 """A first request may compile kernels for this long and longer; it is then sent again, while that goes on."""
 
+_LAST_PROBE_S = 1.0
+"""The server is asked once more after its time is over: we may have stood still ourselves, and it be ready by then."""
+
 _PAUSE_S = 0.25
 _CONNECT_TIMEOUT_S = 5.0
 _INFO_TIMEOUT_S = 60.0
@@ -59,18 +62,18 @@ def wait_for_first_token(server: Server, timeout_s: float, progress: Progress) -
         ServerAnswerError: something else than SGLang answers.
     """
     started = noted = time.monotonic()
-    last = ""
     number = 0
     with open_client(server) as client:
         while True:
             server.check_alive()
             number += 1
             remaining = timeout_s - (time.monotonic() - started)
-            if remaining <= 0:
-                raise ServerStartTimeoutError(server.url, timeout_s, last, server.last_words())
-            last = _probe(client, f"eaglehs-start-{number}", min(PROBE_TIMEOUT_S, remaining))
+            probe_s = max(_LAST_PROBE_S, min(PROBE_TIMEOUT_S, remaining))
+            last = _probe(client, f"eaglehs-start-{number}", probe_s)
             if not last:
                 return
+            if remaining <= 0:
+                raise ServerStartTimeoutError(server.url, timeout_s, last, server.last_words())
             if time.monotonic() - noted >= NOTE_EVERY_S:
                 noted = time.monotonic()
                 progress.note(_waiting_text(noted - started, server.last_words()))

@@ -85,16 +85,16 @@ def trial_rid(rid_prefix: str, replica: int = 0) -> str:
 def _wait_for_rows(server: Server, expected: Expected, info: Mapping[str, Any], rid: str) -> None:
     deadline = time.monotonic() + TRIAL_TIMEOUT_S
     while True:
+        is_late = time.monotonic() > deadline  # before the look: we may stand still ourselves, and the dump be there
         rows = RowsOf(rid=rid, num_tokens=len(TRIAL_IDS))
         for name in dumps_in(expected.dump_dir, f"{rid}."):
             rows.add(name)
         if rows.is_whole:
             return
         server.check_alive()
-        if time.monotonic() > deadline:
-            break
+        if is_late:
+            raise _refusal(expected, info)
         time.sleep(_POLL_S)
-    raise _refusal(expected, info)
 
 
 def _refusal(expected: Expected, info: Mapping[str, Any]) -> ServerRefusedError:

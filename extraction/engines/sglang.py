@@ -255,11 +255,13 @@ class SglangEngine:
         if generated.cached_tokens:  # these rows never come: no need to wait for them
             raise MissingRowsError(rows, [(0, generated.cached_tokens)], generated.cached_tokens, "")
         deadline = time.monotonic() + self.patience.dump_s
+        is_late = False
         while not await self._watcher.wait(rows.rid, _LOOK_EVERY_S):
             self.server.check_alive()
             said = self._plugin_says()
-            if time.monotonic() > deadline:
+            if is_late:
                 raise MissingRowsError(rows, rows.missing, generated.cached_tokens, said)
+            is_late = time.monotonic() > deadline  # looked at once more: we may have stood still ourselves (Ctrl-Z)
         if rows.fault:
             raise RowFaultError(rows)
 

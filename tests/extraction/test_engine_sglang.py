@@ -298,26 +298,39 @@ def test_dumps_alone_are_a_sign_of_life(start: Start, clock: SimpleNamespace):
     assert len(run(engine.capture(make_prompt("long", 300), rid_of("long"))).dumps) == 5
 
 
-def test_what_came_while_we_ourselves_stood_still_counts(start: Start, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_that_came_while_we_ourselves_stood_still_counts(start: Start, clock: SimpleNamespace):
     fake, engine = start()
-    engine.patience = Patience(stall_s=0.2)
-    may_answer, is_answered = threading.Event(), threading.Event()
-    handler = fake.http.RequestHandlerClass
-    answer = handler.answer
-    monkeypatch.setattr(
-        handler, "answer", lambda *what: (may_answer.wait(60), time.sleep(0.3), answer(*what), is_answered.set())
-    )
+    engine.patience = Patience(stall_s=1.0)
+    may_answer, dump, looks = threading.Event(), fake.dump, []
 
-    async def stand_still() -> None:
-        work = asyncio.create_task(engine.capture(make_prompt("a"), rid_of("a")))
-        while not engine._watcher.moved_at:  # noqa: ASYNC110 - a thread changes it
-            await asyncio.sleep(0.001)
-        may_answer.set()
-        assert is_answered.wait(60)
-        time.sleep(0.6)  # noqa: ASYNC251 - the loop stands still until after its next look
-        await work
+    def hold(body: dict[str, Any], **fault: Any) -> None:
+        dump(body, **fault)
+        may_answer.wait(60)
 
-    run(stand_still())
+    def look() -> None:
+        """Is called at each look, before the clock is: at the second one we have stood still since the first."""
+        looks.append(clock.now)
+        clock.now = 2000.0 if len(looks) == 2 else 1000.0
+        if len(looks) > 2:
+            may_answer.set()
+
+    fake.dump, engine.server.check_alive = hold, look  # type: ignore[method-assign]
+    run(engine.capture(make_prompt("a"), rid_of("a")))
+    assert len(looks) > 2
+
+
+def test_dumps_that_came_while_we_ourselves_stood_still_count(start: Start, clock: SimpleNamespace):
+    fake, engine = start(no_dumps=True)
+    says = engine._plugin_says
+
+    def stand_still() -> str:
+        """Between the look that found no dump and the one at the clock."""
+        fake.write(DumpName(rid=rid_of("a"), start=0, end=6), list(range(6)))
+        clock.now += 1000
+        return says()
+
+    engine._plugin_says = stand_still  # type: ignore[method-assign]
+    assert len(run(engine.capture(make_prompt("a"), rid_of("a"))).dumps) == 1
 
 
 def test_a_server_found_dead_after_a_lost_connection_is_reported_with_its_last_lines(
