@@ -56,6 +56,8 @@ class Connections:
         if proxy is not None and parts.scheme == "http":
             target = f"http://{origin_of(url)[1]}{target}"
         connection.request("GET", target, headers={"Host": origin_of(url)[1], **headers})
+        if self._is_closed:  # meanwhile: `close` may have come before there was a socket to cut
+            raise ConnectionAbortedError("the reader was closed")
         return connection.getresponse()
 
     def drop(self, url: str) -> None:
@@ -72,9 +74,10 @@ class Connections:
             self._is_closed = True
             connections = list(self._all)
         for connection in connections:
-            if connection.sock is not None:
+            cut = connection.sock  # once: the thread whose connection it is may drop it at any moment
+            if cut is not None:
                 with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+                    cut.shutdown(socket.SHUT_RDWR)
 
     def _mine(self) -> dict[Origin, http.client.HTTPConnection]:
         connections: dict[Origin, http.client.HTTPConnection] = self._own.__dict__.setdefault("by_origin", {})

@@ -35,8 +35,8 @@ def side_by_side(
             raise
 
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name) as pool:
-        futures = [pool.submit(work, item) for item in items]
         try:
+            futures = [pool.submit(work, item) for item in items]
             for future in as_completed(futures):
                 if not isinstance(future.exception(), StoppedError):  # the failure that stopped it comes too
                     future.result()

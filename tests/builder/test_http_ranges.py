@@ -5,7 +5,9 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from eaglehs.builder.shard_source import DatasetMismatchError
 from tests.fakes.range_server import RangeServer, start_range_server
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
-QUICK = RetryPolicy(attempts=4, first_wait_s=0.001, longest_wait_s=0.01, timeout_s=5)
+QUICK = RetryPolicy(attempts=4, first_wait_s=0.001, longest_wait_s=0.01)
 
 
 @pytest.fixture
@@ -179,6 +181,34 @@ def test_closing_ends_a_wait_and_a_read_under_way(server: RangeServer, client: R
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert faults
+
+
+def test_closing_cuts_a_connection_that_is_made_just_then(server: RangeServer, monkeypatch: pytest.MonkeyPatch):
+    connections, request = Connections(60), HTTPConnection.request
+
+    def request_late(*what: object, **named: object) -> None:
+        connections.close()  # the connection is known by now, and has no socket yet
+        request(*what, **named)
+
+    monkeypatch.setattr(HTTPConnection, "request", request_late)
+    with pytest.raises(ConnectionAbortedError):
+        connections.get(file_of(server).url, {})
+
+
+def test_closing_goes_well_where_another_thread_drops_its_connection_meanwhile():
+    class Dropped:
+        """Has a socket when it is first looked at, and none after that."""
+
+        def __init__(self) -> None:
+            self.sockets = [SimpleNamespace(shutdown=lambda _: None)]
+
+        @property
+        def sock(self) -> SimpleNamespace | None:
+            return self.sockets.pop() if self.sockets else None
+
+    connections = Connections(60)
+    connections._all.add(Dropped())  # type: ignore[arg-type]
+    connections.close()
 
 
 def test_many_threads_read_one_file_right(server: RangeServer, client: RangeClient):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 from eaglehs.builder.side_by_side import StoppedError, side_by_side
@@ -60,3 +61,19 @@ def test_ctrl_c_stops_the_threads_and_waits_for_them(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         side_by_side(task, range(2), threads=1, name="t")
     assert ended.is_set()
+
+
+def test_ctrl_c_before_all_work_is_handed_over_stops_what_is_begun() -> None:
+    told: list[bool] = []
+
+    def task(_: int, stop: threading.Event) -> None:
+        told.append(stop.wait(60))
+        raise StoppedError
+
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(task, items(), threads=1, name="t")
+    assert told in ([], [True])
