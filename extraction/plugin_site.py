@@ -9,6 +9,7 @@ links into this installation, and the metadata by which SGLang finds the plugin:
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -19,6 +20,16 @@ from ..schemas.atomic import write_atomically
 
 ENTRY_POINT_GROUP = "sglang.srt.plugins"
 ENTRY_POINT = "eaglehs = eaglehs.extraction.plugin:register"
+
+
+def site_name() -> str:
+    """Return a name for the folder that is this installation's own.
+
+    A server reads its plugin when it has loaded for minutes, and its processes do so one by one: another installation
+    that starts one meanwhile must not put its own links there.
+    """
+    place = hashlib.blake2b(str(Path(_schemas_file).resolve()).encode(), digest_size=6).hexdigest()
+    return f"{__version__}-{place}"
 
 
 def make_plugin_site(folder: Path) -> Path:

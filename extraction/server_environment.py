@@ -107,12 +107,12 @@ def _bindable(host: str, port: int) -> int:
 
 def find_plugin_site(python: str) -> Path | None:
     """Return a folder for PYTHONPATH that brings the plugin into another Python than ours; None for our own."""
-    from .plugin_site import make_plugin_site
+    from .plugin_site import make_plugin_site, site_name
 
     # Not resolved: two virtual environments link to one interpreter.
     if Path(shutil.which(python) or python).absolute() == Path(sys.executable).absolute():
         return None
-    return make_plugin_site(_cache() / "plugin-site")
+    return make_plugin_site(_cache() / "plugin-site" / site_name())
 
 
 def _cache() -> Path:

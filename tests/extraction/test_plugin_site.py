@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from eaglehs.extraction import plugin_site
 from eaglehs.extraction.plugin_site import make_plugin_site
+from eaglehs.extraction.server_environment import find_plugin_site
 
 _LOAD = """
 from importlib.metadata import entry_points, version
@@ -60,3 +62,18 @@ def test_making_it_again_changes_nothing_and_mends_what_was_broken(tmp_path: Pat
 def test_the_metadata_is_what_importlib_needs(tmp_path: Path, name: str) -> None:
     [metadata] = make_plugin_site(tmp_path).glob("eaglehs-*.dist-info")
     assert "eaglehs" in (metadata / name).read_text()
+
+
+def test_another_installation_leaves_the_links_of_a_server_that_still_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLEHS_CACHE", str(tmp_path / "cache"))
+    ours = find_plugin_site("/another/python")
+    assert ours is not None
+    other = tmp_path / "other" / "schemas"
+    other.mkdir(parents=True)
+    monkeypatch.setattr(plugin_site, "_schemas_file", str(other / "__init__.py"))
+    theirs = find_plugin_site("/another/python")
+    assert theirs is not None
+    assert (theirs / "eaglehs" / "schemas").resolve() == other
+    assert (ours / "eaglehs" / "schemas").resolve() != other
