@@ -76,7 +76,10 @@ class _RemoteVerifier:
         if reads:  # the Hub has no hash of a small file that git keeps
             self._progress.begin("verify", size_bytes=sum(shard.size_bytes for shard in reads))
             with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="verify") as pool:
-                list(pool.map(self._read, reads))
+                for shard, found in zip(reads, pool.map(self._hash, reads), strict=True):
+                    if found != shard.sha256:
+                        said = f"manifest.json says {shard.sha256}"
+                        self._findings.add(shard.name, f"its bytes have SHA-256 {found}, {said}")
         return self._findings
 
     def _check_listed(self, shard: ShardEntry) -> bool:
@@ -117,7 +120,5 @@ class _RemoteVerifier:
                     _INDEX, f"has {counted(num_rows, 'sample')}, manifest.json says {manifest.totals.num_samples:,}"
                 )
 
-    def _read(self, shard: ShardEntry) -> None:
-        found = self._hub.sha256_of(shard.name, self._revision, lambda count: self._progress.advance(size_bytes=count))
-        if found != shard.sha256:
-            self._findings.add(shard.name, f"its bytes have SHA-256 {found}, manifest.json says {shard.sha256}")
+    def _hash(self, shard: ShardEntry) -> str:
+        return self._hub.sha256_of(shard.name, self._revision, lambda count: self._progress.advance(size_bytes=count))

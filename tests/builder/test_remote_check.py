@@ -1,6 +1,7 @@
 """A dataset on the Hub is checked and looked at without a download; private and gated ones only by who may."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,21 @@ def test_deep_finds_bytes_that_are_not_what_the_listing_says(hub, dataset):
     assert verify_remote(ADDRESS, client(hub), Silent()).is_good
     report = verify_remote(ADDRESS, client(hub), Silent(), deep=True)
     assert [fault.file for fault in report.faults] == ["data/train-00002.tar"]
+
+
+def test_faults_come_in_the_order_of_the_shards_whichever_is_read_first(hub, dataset, monkeypatch):
+    names = [entry.name for entry in dataset.manifest.shards]
+    is_read = {name: threading.Event() for name in names}
+
+    def read_backwards(hub_client: HubClient, name: str, *_: object) -> str:
+        for later in names[names.index(name) + 1 :]:
+            assert is_read[later].wait(60)
+        is_read[name].set()
+        return "f" * 64
+
+    monkeypatch.setattr(HubClient, "sha256_of", read_backwards)
+    report = verify_remote(ADDRESS, client(hub), Silent(), deep=True)
+    assert [fault.file for fault in report.faults] == names
 
 
 def test_a_shard_that_the_hub_has_no_hash_of_is_read(hub, dataset):
