@@ -55,7 +55,7 @@ def extract(tmp_path: Path) -> Extract:
 
     def run(*options: object, **faults: Any) -> Done:
         arguments = ("extract", "--model", model, "--prompts", "prompts.jsonl", "--layers", "1,2", "--engine", "sglang")
-        arguments += ("--sglang-python", sys.executable, "--dump-dir", tmp_path / "spool", "--start-timeout", 30)
+        arguments += ("--sglang-python", sys.executable, "--dump-dir", tmp_path / "spool", "--start-timeout", 300)
         path = os.pathsep.join((str(site), os.environ.get("PYTHONPATH", "")))
         done = run_command(*arguments, *options, cwd=tmp_path, PYTHONPATH=path, **to_environment(Faults(**faults)))
         assert not (tmp_path / "spool").exists()
