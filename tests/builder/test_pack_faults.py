@@ -105,7 +105,7 @@ def test_dumps_of_another_model_are_never_mixed_in(tmp_path: Path, options, mess
 def test_a_dump_of_another_run_is_refused(tmp_path: Path):
     run = make_run(tmp_path / "run", lengths=[12] * 2)
     change_record(run, run_id="ffffffff")
-    with pytest.raises(NothingToPackError, match="2 x N is of run N"):
+    with pytest.raises(NothingToPackError, match="2 x … is of run N"):
         pack(run, tmp_path / "d")
 
 

@@ -1,5 +1,6 @@
 """A lock is one process's, and a file system without locks is told in words."""
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
