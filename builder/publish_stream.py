@@ -91,7 +91,8 @@ class ShardStream:
         """Whether room on the disk will be freed if one waits: shards are under way, and will be deleted."""
         with self._changed:
             is_under_way = bool(self._waiting) or self._is_sending
-            return self._settings.deletes and is_under_way and self.fault is None
+            is_well = self.fault is None and self._thread.is_alive()
+            return self._settings.deletes and is_under_way and is_well
 
     def close(self) -> None:
         """Send what waits, once more if the Hub failed before; what can't be sent stays here, and `fault` says why."""

@@ -357,6 +357,19 @@ def test_a_full_disk_and_a_failing_hub_end_the_run_in_order_and_it_goes_on(runne
     runner.assert_whole()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_is_not_waited_for_once_the_thread_that_frees_it_is_gone(runner, small_disk, monkeypatch):
+    def fail(*_):
+        raise AssertionError("a mistake of ours")
+
+    monkeypatch.setattr("eaglehs.builder.publish_stream.shard_file", fail)
+    with pytest.raises(DiskNearlyFullError):
+        runner.start(bytes_per_token=1)
+    monkeypatch.undo()
+    runner.start()
+    runner.assert_whole()
+
+
 def test_a_shard_that_lacks_a_sample_stays_here_and_is_filled_later(runner):
     runner.engine.faults = {PROMPTS[9].key: lambda prompt, number, answer: replace(answer, cached_tokens=1)}
     runner.start()
