@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..schemas.json_text import parse_json
+
 Setting = object
 """A value as SGLang's command line (str, or True for a bare flag) or /server_info (JSON) gives it."""
 
@@ -56,7 +58,7 @@ def is_graph(value: Setting) -> bool:
     """Tell whether a prefill backend, or the prefill part of a `cuda_graph_config`, is a graph."""
     if isinstance(value, str) and value.startswith("{"):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             return False
     if isinstance(value, Mapping):

@@ -9,7 +9,6 @@ Shape legend: T tokens, V vocabulary, H hidden width.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from ..schemas.counts import counted
 from ..schemas.errors import EaglehsError
+from ..schemas.json_text import parse_json
 from ..schemas.run import ModelFacts
 
 SINGLE_FILE = "model.safetensors"
@@ -188,7 +188,7 @@ def _tensor(path: Path, name: str) -> Tensor:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
         raise NoHeadError(f"{path.name} can't be read: {fault}") from None
     return content if isinstance(content, dict) else {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from ..schemas.errors import DataError, StorageError, UsageError, first_line
+from ..schemas.json_text import parse_json
 from ..schemas.run import LOCAL_REVISION, ModelFacts
 
 CONFIG_FILENAME = "config.json"
@@ -150,7 +150,7 @@ def _commit_of(cached: Path) -> str | None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
         raise ModelConfigError(f"{path} can't be read as JSON ({fault})") from None
     if not isinstance(config, dict):

@@ -14,12 +14,12 @@ Rows are counted from 1; in JSON Lines the number is the line's, blank lines cou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..schemas.errors import DataError, StorageError, UsageError
+from ..schemas.json_text import parse_json
 
 Row = dict[str, Any]
 """One row as its file gives it; extraction/row_content.py makes it a typed record."""
@@ -29,6 +29,7 @@ _FILE_SUFFIXES = (*_JSON_SUFFIXES, ".parquet")
 _PARQUET_BATCH_ROWS = 256
 _DEFAULT_SPLIT = "train"
 _DATASET_FORMS = "org/name, org/name:SPLIT or org/name:CONFIG:SPLIT"
+_GZIP = b"\x1f\x8b"
 _ONE_OBJECT = "Write one JSON object a line"
 
 
@@ -77,7 +78,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _read_json_array(path: Path) -> Iterator[tuple[int, Row]]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = parse_json(path.read_text(encoding="utf-8-sig"))
     except ValueError as fault:
         raise RowError(str(path), f"starts as a JSON array and is no valid JSON ({fault})") from None
     for number, row in enumerate(rows, start=1):
@@ -164,9 +165,15 @@ def _saved_split(saved: Any, where: str, split: str) -> Any:
 
 
 def _parsed(line: bytes, where: str) -> Row:
+    if line.startswith(_GZIP):
+        raise RowError(where, "compressed by gzip", mend="Unpack it first: gunzip")
     try:
-        value = json.loads(line)
-    except ValueError as fault:  # also UnicodeDecodeError
+        value = parse_json(line.decode())  # bytes would let json guess UTF-16, whose line ends are not ours
+    except UnicodeDecodeError as fault:
+        raise RowError(
+            where, f"not UTF-8 text (byte {line[fault.start]:#04x} at {fault.start})", mend="Save the file as UTF-8"
+        ) from None
+    except ValueError as fault:
         raise RowError(where, f"not valid JSON ({fault})", mend=_ONE_OBJECT) from None
     return _expect_object(value, where)
 

@@ -13,7 +13,6 @@ the template gets as a chat server would hand them on. The id is `id`, `conversa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..schemas.counts import counted
+from ..schemas.json_text import parse_json
 from .prompt_rows import Row, RowError
 
 Message = dict[str, Any]
@@ -123,7 +123,7 @@ def row_content(row: Row, where: str) -> Content:
         if not isinstance(row["text"], str):
             raise RowError(where, f"text is a {type(row['text']).__name__}, no string")
         return PlainText(text=row["text"])
-    fields = ", ".join(sorted(map(str, row))) or "none"
+    fields = ", ".join(f"{name}: null" if row[name] is None else str(name) for name in sorted(row, key=str)) or "none"
     raise RowError(
         where,
         f"none of input_ids, messages, conversations, text among its fields ({fields})",
@@ -238,7 +238,7 @@ def _dense(value: Any) -> Any:
 def _tools(value: object, where: str) -> tuple[dict[str, Any], ...]:
     if isinstance(value, str) and value.strip():
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError as fault:
             raise RowError(where, f"tools is text but no JSON ({fault})") from None
     if not value:

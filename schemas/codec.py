@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from .atomic import write_atomically
 from .errors import RecordError
+from .json_text import parse_json
 from .quick_codec import SINCE, OddValueError, quick_reader, versions_of
 
 R = TypeVar("R")
@@ -81,7 +82,7 @@ def loads(cls: type[R], text: str, *, where: str) -> R:
         RecordError: the text is no JSON, or `decode` refuses it.
     """
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as fault:
         raise RecordError(
             f"not valid JSON ({fault})", where=where, why="The file may have been cut or edited"
@@ -104,7 +105,8 @@ def read_record(cls: type[R], path: Path) -> R:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror or str(fault) if isinstance(fault, OSError) else "not UTF-8 text"
-        raise RecordError(f"can't be read: {reason}", where=str(path)) from None
+        mend = "Look at its rights: ls -l" if isinstance(fault, PermissionError) else ""
+        raise RecordError(f"can't be read: {reason}", where=str(path), mend=mend) from None
     return loads(cls, text, where=str(path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,14 @@ def test_one_json_array_is_read_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "fault"), [('{"text": ', "not valid JSON"), ("[1]", "found list"), ('"a"', "found str")]
+    ("line", "fault"),
+    [
+        ('{"text": ', "not valid JSON"),
+        ("[1]", "found list"),
+        ('"a"', "found str"),
+        ('{"text": ' + "[" * 100_000, "not valid JSON .it is nested too deeply"),
+    ],
+    ids=["cut", "list", "text", "deep"],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, fault: str):
     source = _lines(tmp_path / "p.jsonl", '{"text": "a"}', "", line)
@@ -64,7 +72,20 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, fault
 
 def test_a_line_that_is_no_utf8_is_named(tmp_path: Path):
     (tmp_path / "p.jsonl").write_bytes(b'{"text": "\xff"}\n')
-    with pytest.raises(RowError, match=r"p.jsonl:1: not valid JSON"):
+    with pytest.raises(RowError, match=r"p.jsonl:1: not UTF-8 text \(byte 0xff at 10\). Save the file as UTF-8"):
+        list(read_rows(str(tmp_path / "p.jsonl")))
+
+
+def test_utf16_is_refused_at_its_first_line_however_many_there_are(tmp_path: Path):
+    """Read as bytes, a file of one line was taken, and one of two refused with words about its second half."""
+    (tmp_path / "p.jsonl").write_bytes('{"text": "a"}'.encode("utf-16"))
+    with pytest.raises(RowError, match=r"p.jsonl:1: not UTF-8 text \(byte 0xff at 0\)"):
+        list(read_rows(str(tmp_path / "p.jsonl")))
+
+
+def test_a_compressed_file_under_a_plain_name_is_told_as_such(tmp_path: Path):
+    (tmp_path / "p.jsonl").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    with pytest.raises(RowError, match=r"p.jsonl:1: compressed by gzip. Unpack it first"):
         list(read_rows(str(tmp_path / "p.jsonl")))
 
 

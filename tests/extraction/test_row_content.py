@@ -139,6 +139,7 @@ def test_text_is_text():
     ("row", "fault"),
     [
         ({"prompt": "a", "answer": "b"}, r"none of input_ids, messages, .* \(answer, prompt\)"),
+        ({"messages": None, "n": 1}, r"none of input_ids, messages, .* \(messages: null, n\)"),
         ({}, r"\(none\)"),
         ({"text": 5}, "text is a int"),
         ({"messages": "hello"}, "messages is a str, no list"),

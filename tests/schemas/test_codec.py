@@ -81,7 +81,7 @@ def test_what_is_not_the_record_is_refused_by_name(changes: dict[str, object], m
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', stored()[:-5]])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', stored()[:-5], "[" * 100_000])
 def test_a_cut_or_foreign_file_is_refused_with_its_name(text: str, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(text)
