@@ -20,7 +20,7 @@ import xxhash
 
 from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
-from ..schemas.keys import make_key
+from ..schemas.keys import make_key, shown_id
 from ..schemas.progress import Progress
 from ..schemas.prompt import Prompt
 from ..schemas.run import ModelFacts, PromptFacts
@@ -185,7 +185,7 @@ class _PromptTable:
             (self._row_of_key, key, SkipReason.DUPLICATE_KEY),
         ):
             if name in seen:
-                raise RowSkippedError(reason, f"{name!r} is row {seen[name]}'s already")
+                raise RowSkippedError(reason, f"'{shown_id(name)}' is row {seen[name]}'s already")
         self._row_of_id[found_id] = self._row_of_key[key] = number
         self._mask_kinds.add(kept.mask_kind)
         for kind in kept.warnings:

@@ -13,6 +13,7 @@ import re
 
 MAX_KEY_CHARS = 64
 _STEM_CHARS = 40
+_SHOWN_CHARS = 100
 _KEY = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _UNSAFE = re.compile(r"[^a-z0-9_-]+")
 
@@ -29,6 +30,13 @@ def make_key(sample_id: str) -> str:
     stem = _UNSAFE.sub("-", sample_id.lower()).strip("-_")[:_STEM_CHARS].rstrip("-_")
     digest = hashlib.blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
     return f"{stem}-{digest}" if stem else f"id-{digest}"
+
+
+def shown_id(sample_id: str) -> str:
+    """Return a user's id as a line of text can hold it: long ones cut, and what moves a terminal's cursor escaped."""
+    cut = sample_id if len(sample_id) <= _SHOWN_CHARS else sample_id[:_SHOWN_CHARS]
+    safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+    return safe if cut == sample_id else f"{safe}... ({len(sample_id):,} characters)"
 
 
 def fan_out(key: str) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from .. import console
 from ..schemas.counts import counted
+from ..schemas.keys import shown_id
 from ..schemas.sizes import format_size
 from .options import JsonFlag
 
@@ -86,7 +87,7 @@ def _overview_lines(found: Overview) -> list[tuple[str, str]]:
 
 def _sample_lines(found: SampleView) -> list[tuple[str, str]]:
     return [
-        ("sample", f"{found.key} (id {found.id}) of {found.path}"),
+        ("sample", f"{found.key} (id {shown_id(found.id)}) of {found.path}"),
         ("source", found.source),
         ("status", f"{found.status} {found.reason}".strip()),
         ("tokens", f"{found.num_tokens:,}, {found.num_trainable:,} trained on; the engine's next: {found.next_token}"),

@@ -9,6 +9,7 @@ import typer
 
 from .. import console
 from ..schemas.counts import counted
+from ..schemas.keys import shown_id
 from ..schemas.sizes import format_size, parse_size
 from .options import CodecName, JsonFlag, choice
 
@@ -86,7 +87,7 @@ def pack(
 def _show(summary: PackSummary, card: Path) -> None:
     totals = summary.totals
     for item in summary.set_aside:
-        console.say(f"set aside: {item.key} (id {item.id}): {item.reason}")
+        console.say(f"set aside: {item.key} (id {shown_id(item.id)}): {item.reason}")
     for reason, count in summary.failed.items():
         console.say(f"not in the dataset: {count} x {reason}")
     if summary.is_unchanged:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from eaglehs.schemas.dump import DumpName, DumpNameError, RequestId
-from eaglehs.schemas.keys import fan_out, is_key, make_key
+from eaglehs.schemas.keys import fan_out, is_key, make_key, shown_id
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,3 +96,18 @@ def test_a_dump_name_comes_back_from_the_file_name(rid: str, start: int, num_row
 def test_a_foreign_file_name_is_refused(filename: str):
     with pytest.raises(DumpNameError):
         DumpName.parse(filename)
+
+
+@pytest.mark.parametrize(
+    ("sample_id", "shown"),
+    [
+        ("q17", "q17"),
+        ("日本 é", "日本 é"),
+        ("a\nb\x1b[2J\0", r"a\nb\x1b[2J\x00"),
+        ("x\u202ey", r"x\u202ey"),
+        ("x" * 5000, "x" * 100 + "... (5,000 characters)"),
+    ],
+    ids=["plain", "letters", "control", "direction", "long"],
+)
+def test_an_id_is_shown_on_one_line_and_can_not_steer_the_terminal(sample_id: str, shown: str):
+    assert shown_id(sample_id) == shown
