@@ -138,6 +138,8 @@ def read_index_table(path: Path) -> pa.Table:
 
 
 def _damaged(path: Path, fault: Exception) -> RecordError:
+    if isinstance(fault, PermissionError):
+        return RecordError("can't be read: Permission denied", where=str(path), mend="Look at its rights: ls -l")
     return RecordError(f"can't be read: {str(fault)[:200]}", where=str(path), why="It was cut or damaged")
 
 

@@ -129,6 +129,8 @@ class PromptTable:
                     self._take(batch)
         except FileNotFoundError:
             raise self._error("is missing", mend="Run `eaglehs extract` again: it makes the run anew") from None
+        except PermissionError:
+            raise self._error("can't be read: Permission denied", mend="Look at its rights: ls -l") from None
         except (pa.ArrowException, OSError) as fault:
             raise self._error(f"can't be read: {str(fault)[:200]}", why="It was cut or damaged") from None
         self._file.flush()

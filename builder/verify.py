@@ -79,7 +79,8 @@ def verify_dataset(
     try:
         manifest = read_record(Manifest, folder.manifest)
     except RecordError as fault:
-        findings.add(MANIFEST_FILENAME, f"{fault}; without it nothing else can be checked: pack again")
+        mend = "" if fault.mend else " Copy it here again, or pack again."
+        findings.add(MANIFEST_FILENAME, f"{fault} Without it nothing else can be checked.{mend}")
         return findings.report("dataset")
     _check_manifest(manifest, findings)
     _check_files(folder, manifest, findings)

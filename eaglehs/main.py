@@ -11,6 +11,7 @@ import typer
 
 from . import __version__
 from .__main__ import INTERRUPTED
+from .refused_paths import refused_path
 from .schemas.errors import EaglehsError, UsageError
 
 CONFIG_FILENAME = "eaglehs.toml"
@@ -84,6 +85,10 @@ def run() -> tuple[str, int]:
         app(prog_name="eaglehs")
     except EaglehsError as error:
         return f"error: {error}", error.exit_code
+    except OSError as fault:  # of these only what is plainly the user's path or disk; the rest is a bug
+        if (refused := refused_path(fault)) is None:
+            raise
+        return f"error: {refused}", refused.exit_code
     except SystemExit as end:  # how typer ends a command, one after Ctrl-C, too
         exit_code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         return "interrupted" if exit_code == INTERRUPTED else "", exit_code

@@ -5,6 +5,7 @@ tokens x bytes a token -> dumps or shards -> free space, a file system counted o
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,8 +173,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def nearest_folder(folder: Path) -> Path:
-    """Return `folder` or the closest folder above it that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    """Return `folder` or the closest folder above it that exists and can be seen by this user."""
+    # os.path's answers no, where pathlib's raises, below a folder that can't be entered
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(path))  # noqa: PTH112
 
 
 def _plan(job: Job) -> Plan:
