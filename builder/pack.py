@@ -138,6 +138,7 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
         DataError: run.json, prompts or ledger can't be read.
         StorageError: the disk is full or failed; finished shards are kept.
     """
+    _check_apart(run, dataset)
     with open_run(run) as source:
         _check_has_dumps(source)
         if not settings.allow_partial:
@@ -154,6 +155,14 @@ def pack_run(run: Path, dataset: Path, settings: PackSettings, progress: Progres
             except BaseException:
                 drop_if_empty(folder, existed=existed)
                 raise
+
+
+def _check_apart(run: Path, dataset: Path) -> None:
+    if run.resolve().is_relative_to(dataset.resolve()):
+        raise UsageError(
+            f"the run {run} would lie in the dataset's folder {dataset}, and dumps beside shards",
+            mend="Give the dataset a folder of its own with --out",
+        )
 
 
 def plan_run(run: Run, sharding: Sharding) -> Plan:

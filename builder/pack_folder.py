@@ -50,6 +50,12 @@ def open_folder(
                 mend="Give another folder with --out, or remove that one first",
             )
         owned.update(shards)
+    if claim is None and manifest is None and folder.card.exists():
+        raise ForeignFolderError(
+            f"{folder.card} is no card of a dataset: no pack has written into {folder.root} yet",
+            why="The dataset's card would take its place",
+            mend="Give a folder of its own with --out, or move that file away",
+        )
     _remove_parts(folder, state, keep_parts)
     _check_data_folder(folder, owned)
     new = Claim(run_id=run_id, shards=tuple(sorted(owned.union(names))))

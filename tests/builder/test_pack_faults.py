@@ -207,6 +207,24 @@ def test_files_that_no_pack_wrote_are_refused_and_untouched(tmp_path: Path, name
     assert (tmp_path / "d/data" / name).read_bytes() == b"mine"
 
 
+def test_a_readme_that_no_pack_wrote_is_refused_and_untouched(tmp_path: Path):
+    """A project's own folder given to --out: the card took the place of its README.md without a word."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/README.md").write_text("my project")
+    with pytest.raises(ForeignFolderError, match=r"d/README\.md is no card of a dataset"):
+        pack(make_run(tmp_path / "run"), tmp_path / "d")
+    assert (tmp_path / "d/README.md").read_text() == "my project"
+
+
+@pytest.mark.parametrize("out", ["run", "."])
+def test_a_dataset_around_its_run_is_refused_and_nothing_written(tmp_path: Path, out):
+    run = make_run(tmp_path / "run")
+    before = files(tmp_path)
+    with pytest.raises(UsageError, match="would lie in the dataset's folder"):
+        pack(run, tmp_path / out)
+    assert files(tmp_path) == before
+
+
 def test_a_manifest_that_cant_be_read_is_refused(tmp_path: Path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d/manifest.json").write_text("{}")
