@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from .. import console
-from .options import JsonFlag, TrustFlag
+from .options import JsonFlag, TrustFlag, refuse_idle
 
 
 def card(
+    context: typer.Context,
     dataset: Annotated[Path, typer.Argument(metavar="[DATASET]", help="A folder that `eaglehs pack` wrote.")] = Path(
         "dataset"
     ),
@@ -51,6 +52,8 @@ def card(
         model_terms=model_terms,
         prompts_terms=prompts_terms,
     )
+    if tokenizer is None:
+        refuse_idle(context, ("trust_remote_code",), without="without --tokenizer")
     settings = CardSettings(terms=terms, num_preview=preview, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     summary = make_card(dataset, settings)
     for fault in summary.faults:

@@ -13,6 +13,7 @@ import typer
 from .. import console
 from ..schemas.counts import counted
 from ..schemas.errors import StorageError
+from ..schemas.keys import shown_id
 from ..schemas.sizes import format_size, parse_size
 from .options import (
     CodecName,
@@ -28,6 +29,7 @@ from .options import (
     UntestedFlag,
     choice,
     parse_layers,
+    refuse_idle,
     sglang_arguments,
 )
 
@@ -146,7 +148,8 @@ def extract(
         bool, typer.Option("--dry-run", help="Count tokens, bytes, shards, room and time; start nothing.")
     ] = False,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.001, help="Tokens a second, for the time that --dry-run tells.")
+        float | None,
+        typer.Option("--rate", min=0.001, max=1e9, help="Tokens a second, for the time that --dry-run tells."),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -167,6 +170,8 @@ def extract(
     from ..push_stream import PushOptions
     from ..schemas.states import Codec
 
+    if not dry_run:
+        refuse_idle(context, ("rate",), without="without --dry-run")
     if pack is None and (shard_size, shuffle, shard_multiple, codec) != (None, None, None, None):
         raise typer.BadParameter(
             "--shard-size, --shuffle, --shard-multiple and --codec need --pack DATASET; "
@@ -303,7 +308,7 @@ def _summary_text(summary: ExtractSummary) -> str:
         (
             f"{summary.run}: {samples} ({share:.1%} trained on), {failed}",
             f"mean row norms: {norms}",
-            *(f"failed: {failure.id}: {failure.reason}" for failure in summary.failures),
+            *(f"failed: {shown_id(failure.id)}: {failure.reason}" for failure in summary.failures),
             _next(summary),
         )
     )

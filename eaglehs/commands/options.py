@@ -67,6 +67,19 @@ def choice(flag: str, words: Any, *, text: str) -> Any:
     return typer.Option(flag, parser=parse, metavar=f"<{'|'.join(known)}>", help=text)
 
 
+def refuse_idle(context: typer.Context, names: tuple[str, ...], *, without: str) -> None:
+    """Refuse options that stand on the command line and have no effect there; those of eaglehs.toml may wait.
+
+    Raises:
+        UsageError: the first of `names` that is given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect {without}", mend="Leave it out, or give what it needs")
+
+
 def sglang_arguments(context: typer.Context) -> tuple[str, ...]:
     """Return what stands after `--`.
 

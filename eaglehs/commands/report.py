@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from .. import console
-from .options import JsonFlag, TrustFlag
+from .options import JsonFlag, TrustFlag, refuse_idle
 
 
 def report(
+    context: typer.Context,
     dataset: Annotated[Path, typer.Argument(metavar="[DATASET]", help="A folder that `eaglehs pack` wrote.")] = Path(
         "dataset"
     ),
@@ -39,6 +40,8 @@ def report(
     """
     from ..report_dataset import ReportSettings, report_dataset
 
+    if tokenizer is None:
+        refuse_idle(context, ("trust_remote_code",), without="without --tokenizer")
     settings = ReportSettings(
         out=out, max_samples=samples or None, tokenizer=tokenizer, trust_remote_code=trust_remote_code
     )

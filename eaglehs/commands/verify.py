@@ -16,7 +16,7 @@ from ..schemas.progress import Progress
 from ..schemas.run import RUN_FILENAME
 from ..schemas.sizes import format_size
 from .numbers import show_numbers
-from .options import JsonFlag, ModelRevision, TrustFlag
+from .options import JsonFlag, ModelRevision, TrustFlag, refuse_idle
 
 if TYPE_CHECKING:
     from ..builder.faults import VerifyReport
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 _MOST_LINES = 100
 """Faults shown to a person; --json has all."""
 
+_MODEL_OPTIONS = ("revision", "samples", "max_tokens", "seed", "write_report", "trust_remote_code")
+
 
 def verify(
+    context: typer.Context,
     path: Annotated[
         str, typer.Argument(metavar="[PATH]", help="A run, a dataset, or hf://datasets/org/name[@revision].")
     ] = "dataset",
@@ -78,6 +81,10 @@ def verify(
             max_tokens=max_tokens,
             trust_remote_code=trust_remote_code,
         )
+    else:
+        refuse_idle(context, _MODEL_OPTIONS, without="without --model")
+    if path.startswith("hf://"):
+        refuse_idle(context, ("workers", "quick"), without="on a dataset on the Hub")
     _check_report(path, check, write_report=write_report)
     with console.progress("verify") as progress:
         report = _report(path, progress, _Depth(workers=workers, quick=quick, deep=deep))
@@ -114,8 +121,6 @@ def _show(report: VerifyReport) -> None:
 
 
 def _check_report(path: str, check: ModelCheck | None, *, write_report: bool) -> None:
-    if write_report and check is None:
-        raise UsageError("--write-report has no effect without --model", mend="Give the model that made the states")
     if write_report and (Path(path) / RUN_FILENAME).exists():
         raise UsageError(f"{path} is a run; --write-report writes into datasets", mend=f"Pack it: eaglehs pack {path}")
     if check is not None and path.startswith("hf://"):

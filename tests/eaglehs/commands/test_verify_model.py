@@ -73,6 +73,9 @@ def test_disproved_numbers_take_an_older_record_away(folder, tmp_path, tiny_mode
     ("arguments", "message"),
     [
         (("dataset", "--write-report"), "--write-report has no effect without --model"),
+        (("dataset", "--samples", "8"), "--samples has no effect without --model"),
+        (("dataset", "--seed", "0"), "--seed has no effect without --model"),
+        (("hf://datasets/org/name", "--quick"), "--quick has no effect on a dataset on the Hub"),
         (("run", "--model", "m", "--write-report"), "run is a run; --write-report writes into datasets"),
         (("hf://datasets/org/name", "--model", "m"), "--model compares local samples"),
     ],
