@@ -1,17 +1,12 @@
 """Shards that go to the Hub while the run goes on: each is sent once and computed once, whatever fails or stops."""
 
-import asyncio
 import shutil
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eaglehs.builder.assemble import check_dumps
 from eaglehs.builder.hub_errors import HubError
 from eaglehs.builder.inspect import inspect_path
 from eaglehs.builder.preview import PreviewSettings, write_preview
@@ -21,29 +16,22 @@ from eaglehs.builder.statistics import MeasureSettings, measure_dataset
 from eaglehs.builder.stored_samples import open_stored
 from eaglehs.builder.stream import stream
 from eaglehs.builder.verify import verify_dataset, verify_run
-from eaglehs.cards.write import write_card
 from eaglehs.extraction import client as client_module
-from eaglehs.extraction.client import Client, ClientSettings
 from eaglehs.extraction.room import DiskNearlyFullError
 from eaglehs.extraction.run_store import open_store
 from eaglehs.schemas.codec import read_record
 from eaglehs.schemas.errors import EngineError, StorageError, UsageError
-from eaglehs.schemas.ledger import Ledger
-from eaglehs.schemas.manifest import DatasetFolder, Manifest
+from eaglehs.schemas.manifest import Manifest
 from eaglehs.schemas.progress import Silent
 from eaglehs.schemas.run import RunFolder
 
 from eaglehs.packing_keeper import PackOptions, open_packing
-from eaglehs.push_stream import PushOptions, open_push
-from tests.factories.extractions import LAYOUT, extract_one_step, record_of
-from tests.factories.prompts import make_prompt
+from eaglehs.push_stream import open_push
+from tests.factories.extractions import record_of
 from tests.factories.published import REPO, TOKENS, Pusher, by_lfs, use_hub
+from tests.factories.push_runs import DELETING, PROMPTS, SHARD_BYTES, Runner, down, wait_for
 from tests.fakes.engine import FakeEngine
-from tests.fakes.hub import HubServer, start_hub
-
-SHARD_BYTES = 40_960
-PROMPTS = [make_prompt(f"p{number:03d}", 20) for number in range(40)]
-DELETING = PushOptions(repo=REPO, license="mit", deletes=True, pause_s=0.05)
+from tests.fakes.hub import start_hub
 
 
 @pytest.fixture(autouse=True)
@@ -67,91 +55,10 @@ def hub(tmp_path: Path):
     hub.stop()
 
 
-@dataclass
-class Runner:
-    """One run, as `extract --pack --push` puts it together."""
-
-    folder: Path
-    hub: HubServer
-    engine: FakeEngine
-    options: PackOptions
-
-    @property
-    def dataset(self) -> DatasetFolder:
-        return DatasetFolder(self.options.dataset)
-
-    @property
-    def local(self) -> set[str]:
-        return {f"data/{path.name}" for path in self.dataset.data.iterdir()}
-
-    @property
-    def finished(self) -> set[str]:
-        """Keys of the finished samples."""
-        return {entry.key for entry in Ledger(RunFolder(self.folder / "run").ledger).finished()}
-
-    def start(self, push: PushOptions = DELETING, **settings: object):
-        """Run one start to its end, and that of its threads, as its process would; returns what was published."""
-        run = self.folder / "run"
-        run.mkdir(exist_ok=True)
-        self.engine.asked.clear()
-        store = open_store(RunFolder(run), record_of(PROMPTS, self.options), PROMPTS)
-        client = Pusher(self.hub, self.options.dataset).client
-        with (
-            ExitStack() as ended,
-            open_packing(store, self.options, Silent()) as (keeper, packed),
-            open_push(push, keeper, Silent(), client) as pushing,
-        ):
-            ended.callback(pushing.stream._thread.join, 120)
-            store.repair(packed)
-            if pending := store.pending(PROMPTS):
-                keeper.begin()
-                store.begin(self.engine.facts)
-                freeing = ClientSettings(
-                    keep_dir=self.options.dataset, frees_room=lambda: pushing.stream.frees_room, **settings
-                )
-                asyncio.run(Client(self.engine, keeper, self.check, freeing).run(pending, Silent()))
-            pushing.stream.close()
-            keeper.pack()
-            write_card(self.options.dataset, push.terms)
-            return pushing.finish()
-
-    def check(self, prompt, answer):
-        return check_dumps(prompt, answer.dumps, LAYOUT)
-
-    def assert_whole(self) -> Manifest:
-        """Hold `main` against the dataset that the same prompts give without any push; nothing was sent twice."""
-        there = {path: file["sha256"] for path, file in self.hub.files(REPO).items() if path.startswith("data/")}
-        plain = replace(self.options, dataset=self.folder / "plain")
-        if not plain.dataset.exists():
-            extract_one_step(self.folder / "plain-run", PROMPTS, FakeEngine(self.folder / "plain-spool"), plain)
-        manifest = read_record(Manifest, DatasetFolder(plain.dataset).manifest)
-        assert there == {entry.name: entry.sha256 for entry in manifest.shards}
-        assert {"README.md", "manifest.json", "_index/samples.parquet"} <= set(self.hub.files(REPO))
-        assert read_record(Manifest, self.dataset.manifest).shards == manifest.shards
-        assert [sha for sha, count in Counter(self.hub.finished_puts()).items() if count > 1] == []
-        assert "eaglehs-upload-main" not in self.hub.refs(REPO)
-        return manifest
-
-
 @pytest.fixture
 def runner(tmp_path, hub) -> Runner:
     options = PackOptions(dataset=tmp_path / "dataset", shard_size_bytes=SHARD_BYTES, is_drained=True)
     return Runner(tmp_path, hub, FakeEngine(tmp_path / "spool"), options)
-
-
-def wait_for(is_so: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline, "took too long"
-        threading.Event().wait(0.01)
-
-
-def down(hub: HubServer, *, times: int = 10**9) -> dict:
-    """Let the Hub fail from now on."""
-    fault = {"path": "/", "status": 503, "times": times}
-    hub.faults.append(fault)
-    return fault
 
 
 def test_shards_are_sent_deleted_and_shown_whole_at_the_end(runner):
@@ -359,10 +266,7 @@ def test_a_full_disk_and_a_failing_hub_end_the_run_in_order_and_it_goes_on(runne
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_full_disk_is_not_waited_for_once_the_thread_that_frees_it_is_gone(runner, small_disk, monkeypatch):
-    def fail(*_):
-        raise AssertionError("a mistake of ours")
-
-    monkeypatch.setattr("eaglehs.builder.publish_stream.shard_file", fail)
+    monkeypatch.setattr("eaglehs.builder.publish_stream.shard_file", None)  # a mistake of ours
     with pytest.raises(DiskNearlyFullError):
         runner.start(bytes_per_token=1)
     monkeypatch.undo()
