@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from .schemas import codec
 from .schemas.counts import counted
+from .schemas.errors import StorageError
 from .schemas.progress import Progress
 from .schemas.sizes import format_size
 
@@ -22,6 +25,70 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 10.0
 """Seconds between plain progress lines where no terminal is."""
+
+
+class OutputError(StorageError):
+    """Standard output took not all of the command's data: its disk is full, or it is closed (exit 4)."""
+
+    def __init__(self, why: str) -> None:
+        """Tell the system's reason, `why`."""
+        super().__init__(
+            "the result can't be written to standard output",
+            why=why,
+            mend="Send it to a place that takes it; files that the command writes are not concerned",
+        )
+
+
+class _Output:
+    """Standard output whose refusals are told as OutputError, whoever writes: we, typer or rich."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if self._stream is None:  # as Python has it where the shell closed it: >&-
+            raise OutputError("It is closed")
+        try:
+            return self._stream.write(text) if text != "" else 0  # typer tries so, and takes a refusal for an answer
+        except OSError as fault:
+            raise self._told(fault) from None
+
+    def flush(self) -> None:
+        try:
+            if self._stream is not None:
+                self._stream.flush()
+        except OSError as fault:
+            raise self._told(fault) from None
+
+    def _told(self, fault: OSError) -> OSError | OutputError:
+        """Let the rest go nowhere, or the interpreter tries it once more at its end, with a traceback."""
+        with suppress(OSError, AttributeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+        return fault if fault.errno == errno.EPIPE else OutputError(fault.strerror or str(fault))
+
+
+@contextmanager
+def told_output() -> Iterator[None]:
+    """Tell what standard output refuses, also what Python still held at the end of the block.
+
+    A reader that has gone, such as `head`, has seen what it wanted.
+
+    Raises:
+        OutputError: where it goes does not take it.
+    """
+    stream = sys.stdout
+    output = sys.stdout = cast(TextIO, _Output(stream))
+    try:
+        yield
+        with suppress(BrokenPipeError):
+            output.flush()
+    finally:
+        sys.stdout = stream
 
 
 def out(text: str) -> None:

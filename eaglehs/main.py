@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import __version__
+from . import __version__, console
 from .__main__ import INTERRUPTED
 from .refused_paths import refused_path
 from .schemas.errors import EaglehsError, UsageError
@@ -28,7 +27,7 @@ app = typer.Typer(
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        sys.stdout.write(f"eaglehs {__version__}\n")
+        console.out(f"eaglehs {__version__}")
         raise typer.Exit
 
 
@@ -78,6 +77,14 @@ def _commands() -> dict[str, Any]:
 
 def run() -> tuple[str, int]:
     """Run the command; return the last message for stderr, if there is one, and the exit code."""
+    try:
+        with console.told_output():
+            return _run()
+    except console.OutputError as error:  # what was held back until the end
+        return f"error: {error}", error.exit_code
+
+
+def _run() -> tuple[str, int]:
     try:
         from .commands import registry
 
