@@ -18,6 +18,7 @@ import torch
 from ..schemas.counts import counted
 from ..schemas.dump import DUMP_KIND, DUMP_VERSION, DumpName, RequestId
 from ..schemas.states import CAPTURE, INPUT_IDS, state_names
+from ..schemas.type_names import type_name
 from .dump_zip import DumpError, DumpUnreadableError, ZipRecord, cut_error, storage_records
 from .plan import DatasetLayout
 
@@ -131,7 +132,7 @@ def _check_header(path: Path, name: DumpName, content: dict[str, Any], layout: D
     _check_keys(path, set(content), wanted, content.get("layers"))
     for key, types in _HEADER_TYPES.items():
         if type(content[key]) not in types:
-            raise DumpSchemaError(path, f"{key} is a {type(content[key]).__name__}, expected {types[0].__name__}")
+            raise DumpSchemaError(path, f"{key} is {type_name(content[key])}, expected {types[0].__name__}")
     expected: dict[str, object] = {"rid": name.rid, "start": name.start, "end": name.end, "capture": CAPTURE}
     for key, value in {**expected, "layers": list(layout.layers)}.items():
         if content[key] != value:
@@ -156,7 +157,7 @@ def _check_arrays(
     arrays = {key: content[key] for key in (INPUT_IDS, *state_names(layout.layers))}
     for key, array in arrays.items():
         if type(array) is not torch.Tensor:
-            raise DumpSchemaError(path, f"{key} is a {type(array).__name__}, expected a tensor")
+            raise DumpSchemaError(path, f"{key} is {type_name(array)}, expected a tensor")
         dtype = torch.int32 if key == INPUT_IDS else torch.bfloat16
         if array.dtype != dtype or array.layout != torch.strided:
             raise DumpSchemaError(path, f"{key} is {array.dtype} {array.layout}, expected dense {dtype}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..schemas.codec import read_record
 from ..schemas.errors import UsageError
+from ..schemas.folders import no_folder
 from ..schemas.index import ArrayPlace, IndexRow
 from ..schemas.ledger import LedgerEntry
 from ..schemas.manifest import MANIFEST_FILENAME, DatasetFolder, Manifest
@@ -169,7 +170,7 @@ def _is_run(path: Path) -> bool:
         return True
     if DatasetFolder(path).manifest.exists():
         return False
-    what = f"{path} is neither a run nor a dataset" if path.is_dir() else f"there is no folder {path}"
+    what = f"{path} is neither a run nor a dataset" if path.is_dir() else no_folder(path)
     raise UsageError(
         what, why=f"A run has {RUN_FILENAME}, a packed dataset {MANIFEST_FILENAME}", mend="Give one of their folders"
     )

@@ -12,6 +12,7 @@ from ..schemas.atomic import write_atomically
 from ..schemas.counts import counted
 from ..schemas.errors import DataError, UsageError
 from ..schemas.manifest import Manifest
+from ..schemas.type_names import type_name
 
 _HEAD = re.compile(r"---\r?\n(.*?\r?\n)---\r?\n", re.DOTALL)
 _LICENSE_LINES = re.compile(r"^license(?:_name|_link)?:.*\n(?:[ \t-].*\n)*", re.MULTILINE)
@@ -93,7 +94,7 @@ def _read_head(card: Path) -> dict[str, Any]:
             f"{card}: its front matter is no YAML: {' '.join(str(fault).split())[:200]}", mend=mend
         ) from None
     if not isinstance(head, dict):
-        raise CardError(f"{card}: its front matter is a {type(head).__name__}, not a list of fields", mend=mend)
+        raise CardError(f"{card}: its front matter is {type_name(head)}, not a list of fields", mend=mend)
     return head
 
 

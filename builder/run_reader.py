@@ -13,6 +13,7 @@ from pathlib import Path
 from ..schemas.codec import read_record
 from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
+from ..schemas.folders import no_folder
 from ..schemas.ledger import LedgerEntry, SampleStatus, read_entries
 from ..schemas.manifest import MANIFEST_FILENAME
 from ..schemas.published import HIDDEN, holds_path
@@ -100,7 +101,7 @@ def read_run_record(path: Path) -> RunRecord:
         return read_record(RunRecord, folder.record)
     if (path / MANIFEST_FILENAME).exists():
         raise NoRunError(f"{path} is a packed dataset, not a run", mend="Give the folder that `eaglehs extract` wrote")
-    what = f"{path} holds no run: {folder.record.name} is missing" if path.is_dir() else f"there is no folder {path}"
+    what = f"{path} holds no run: {folder.record.name} is missing" if path.is_dir() else no_folder(path)
     raise NoRunError(what, mend="Make a run with `eaglehs extract --model M --prompts P --out run`, or give its folder")
 
 

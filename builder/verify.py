@@ -15,6 +15,7 @@ from pathlib import Path
 from ..schemas.codec import read_record
 from ..schemas.counts import counted
 from ..schemas.errors import RecordError, UsageError
+from ..schemas.folders import no_folder
 from ..schemas.index import IndexRow
 from ..schemas.keys import is_key
 from ..schemas.ledger import SampleStatus
@@ -42,7 +43,7 @@ def verify(path: Path, progress: Progress, *, workers: int = 1, quick: bool = Fa
     folder = DatasetFolder(path)
     if folder.manifest.exists() or folder.data.is_dir():
         return verify_dataset(path, progress, workers=workers, quick=quick)
-    what = f"{path} is neither a run nor a dataset" if path.is_dir() else f"there is no folder {path}"
+    what = f"{path} is neither a run nor a dataset" if path.is_dir() else no_folder(path)
     raise UsageError(
         what, why=f"A run has {RUN_FILENAME}, a dataset {MANIFEST_FILENAME}", mend="Give one of their folders"
     )

@@ -17,6 +17,7 @@ import yaml
 from ..schemas.codec import read_record
 from ..schemas.errors import DataError, RecordError
 from ..schemas.manifest import DatasetFolder, Manifest
+from ..schemas.type_names import type_name
 from .features import DATA_GLOB
 from .licenses import license_faults
 
@@ -63,7 +64,7 @@ def card_faults(dataset: Path) -> tuple[str, ...]:
     except yaml.YAMLError as fault:
         return (f"its front matter is no YAML: {' '.join(str(fault).split())[:200]}",)
     if not isinstance(head, dict):
-        return (f"its front matter is a {type(head).__name__}, not a list of fields",)
+        return (f"its front matter is {type_name(head)}, not a list of fields",)
     return (*_head_faults(head), *_config_faults(dataset, head), *_info_faults(head), *_image_faults(dataset, text))
 
 

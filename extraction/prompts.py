@@ -50,9 +50,15 @@ class NoPromptsError(DataError):
         commonest = next(iter(self.skipped))
         first = next(row for row in skipped if row.reason.value == commonest)
         super().__init__(
-            f"none of the {counted(len(skipped), 'row')} of {source} can be used ({reasons})",
+            _unusable(len(skipped), source) + f" ({reasons})",
             why=f"First of them, row {first.row}: {first.detail}",
         )
+
+
+def _unusable(num_rows: int, source: str) -> str:
+    if num_rows == 1:
+        return f"the only row of {source} can't be used"
+    return f"none of the {num_rows:,} rows of {source} can be used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..schemas.counts import counted
 from ..schemas.json_text import parse_json
+from ..schemas.type_names import type_name
 from .prompt_rows import Row, RowError
 
 Message = dict[str, Any]
@@ -121,7 +122,7 @@ def row_content(row: Row, where: str) -> Content:
         return _conversation(row, row["conversations"], "conversations", where)
     if row.get("text") is not None:
         if not isinstance(row["text"], str):
-            raise RowError(where, f"text is a {type(row['text']).__name__}, no string")
+            raise RowError(where, f"text is {type_name(row['text'])}, no string")
         return PlainText(text=row["text"])
     fields = ", ".join(f"{name}: null" if row[name] is None else str(name) for name in sorted(row, key=str)) or "none"
     raise RowError(
@@ -159,9 +160,12 @@ def _token_ids(row: Row, where: str) -> TokenIds:
 
 def _whole_numbers(values: object, name: str, where: str) -> NDArray[np.int64]:
     if not isinstance(values, list | tuple | np.ndarray):
-        raise RowError(where, f"{name} is a {type(values).__name__}, no list")
+        raise RowError(where, f"{name} is {type_name(values)}, no list")
     if len(values) == 0:
         return np.zeros(0, np.int64)
+    for i, value in enumerate(values):
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise RowError(where, f"{name}[{i}] is a number of {value.bit_length()} bits, too large for a token id")
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
@@ -174,14 +178,14 @@ def _whole_numbers(values: object, name: str, where: str) -> NDArray[np.int64]:
 def _conversation(row: Row, turns: object, name: str, where: str) -> Conversation:
     turns = _as_list(turns)
     if not isinstance(turns, list | tuple):
-        raise RowError(where, f"{name} is a {type(turns).__name__}, no list")
+        raise RowError(where, f"{name} is {type_name(turns)}, no list")
     messages = [_message(turn, f"{name}[{i}]", where) for i, turn in enumerate(turns)]
     system = row.get("system")
     if isinstance(system, str) and system and name == "conversations" and (messages or [{}])[0].get("role") != "system":
         messages.insert(0, {"role": "system", "content": system})
     options = row.get("chat_template_kwargs")
     if options is not None and not isinstance(options, Mapping):
-        raise RowError(where, f"chat_template_kwargs is a {type(options).__name__}, no object")
+        raise RowError(where, f"chat_template_kwargs is {type_name(options)}, no object")
     reserved = sorted(_RESERVED_OPTIONS.intersection(options or ()))
     if reserved:
         raise RowError(where, f"chat_template_kwargs sets {reserved[0]}, which is not the row's to set")
@@ -203,14 +207,14 @@ def _as_list(turns: object) -> object:
 
 def _message(turn: object, place: str, where: str) -> Message:
     if not isinstance(turn, Mapping):
-        raise RowError(where, f"{place} is a {type(turn).__name__}, no object")
+        raise RowError(where, f"{place} is {type_name(turn)}, no object")
     if turn.get("role") is None and turn.get("from") is not None:
         return _sharegpt_message(turn, place, where)
     if not isinstance(turn.get("role"), str):
         raise RowError(where, f"{place} has no role", mend="Write it as {'role': 'user', 'content': '...'}")
     content = turn.get("content")
     if content is not None and not isinstance(content, str | list):
-        raise RowError(where, f"{place}: content is a {type(content).__name__}, neither text nor a list of parts")
+        raise RowError(where, f"{place}: content is {type_name(content)}, neither text nor a list of parts")
     return {"role": turn["role"], "content": content, **_without_none(turn, ("role", "content"))}
 
 
@@ -220,7 +224,7 @@ def _sharegpt_message(turn: Mapping[str, Any], place: str, where: str) -> Messag
     if role is None:
         raise RowError(where, f"{place}: from is {speaker!r}; known are {', '.join(sorted(_SHAREGPT_ROLES))}")
     if not isinstance(value, str):
-        raise RowError(where, f"{place}: value is a {type(value).__name__}, no text")
+        raise RowError(where, f"{place}: value is {type_name(value)}, no text")
     return {"role": role, "content": value, **_without_none(turn, ("from", "value", "role", "content"))}
 
 

@@ -47,6 +47,14 @@ def test_a_name_that_is_too_long_is_told_without_a_traceback(arguments, looped, 
     assert message.startswith("error: nnn")
 
 
+@pytest.mark.parametrize("command", ["verify", "inspect", "pack"])
+def test_a_file_in_place_of_a_folder_is_called_a_file(command, looped, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["eaglehs", command, "file"])
+    message, exit_code = run()
+    assert exit_code == 2
+    assert message.startswith("error: file is a file, not a folder")
+
+
 def test_doctor_looks_at_the_nearest_folder_that_it_can_see(looped):
     assert nearest_folder(looped / LONG / "run") == looped
     assert nearest_folder(looped / "file" / "run") == looped

@@ -267,6 +267,11 @@ def test_nothing_left_is_an_error_with_counts_by_reason(tmp_path: Path):
     assert caught.value.exit_code == 1
 
 
+def test_one_row_that_is_no_use_is_no_plural(tmp_path: Path):
+    with pytest.raises(NoPromptsError, match=r"^the only row of .* can't be used \(empty: 1\)"):
+        _prepare(tmp_path, [{"input_ids": []}])
+
+
 def test_an_empty_file_is_an_error(tmp_path: Path):
     with pytest.raises(NoPromptsError, match="holds no rows"):
         _prepare(tmp_path, [])

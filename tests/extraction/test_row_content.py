@@ -131,6 +131,12 @@ def test_a_mask_value_other_than_0_and_1_is_named_with_its_place():
         row_content({"input_ids": [1, 2, 3], "loss_mask": [0, 1, -100]}, "p:1")
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**70)])
+def test_a_number_that_is_too_large_is_told_by_its_place(number: int):
+    with pytest.raises(RowError, match=rf"p:1: input_ids\[1\] is a number of {number.bit_length()} bits"):
+        row_content({"input_ids": [1, number]}, "p:1")
+
+
 def test_text_is_text():
     assert row_content({"text": "a"}, "p:1") == PlainText(text="a")
 
@@ -141,14 +147,14 @@ def test_text_is_text():
         ({"prompt": "a", "answer": "b"}, r"none of input_ids, messages, .* \(answer, prompt\)"),
         ({"messages": None, "n": 1}, r"none of input_ids, messages, .* \(messages: null, n\)"),
         ({}, r"\(none\)"),
-        ({"text": 5}, "text is a int"),
+        ({"text": 5}, "text is an int"),
         ({"messages": "hello"}, "messages is a str, no list"),
         ({"messages": ["hello"]}, r"messages\[0\] is a str, no object"),
         ({"messages": [{"content": "a"}]}, r"messages\[0\] has no role"),
-        ({"messages": [{"role": "user", "content": 5}]}, "content is a int"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content is an int"),
         ({"conversations": [{"from": "martian", "value": "v"}]}, "from is 'martian'; known are"),
         ({"conversations": [{"from": ["gpt"], "value": "v"}]}, "from is "),
-        ({"conversations": [{"from": "gpt", "value": 5}]}, "value is a int"),
+        ({"conversations": [{"from": "gpt", "value": 5}]}, "value is an int"),
         ({"messages": [], "tools": "{"}, "tools is text but no JSON"),
         ({"messages": [], "tools": {"a": 1}}, "tools is no list of objects"),
         ({"messages": [], "chat_template_kwargs": "thinking"}, "chat_template_kwargs is a str"),
