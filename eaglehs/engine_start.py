@@ -228,6 +228,7 @@ def _refuse_server_options(settings: EngineSettings, reason: str) -> None:
         "--concurrency": settings.concurrency if settings.concurrency != 1 else None,
         "SGLang's own arguments": settings.sglang_args or None,
         "--deterministic": settings.deterministic or None,
+        "--allow-untested": settings.allow_untested or None,
     }
     for option, value in given.items():
         if value is not None:

@@ -16,6 +16,7 @@ from ..schemas.errors import StorageError
 from ..schemas.keys import shown_id
 from ..schemas.sizes import format_size, parse_size
 from .options import (
+    WEEK_S,
     CodecName,
     EngineName,
     JsonFlag,
@@ -30,6 +31,7 @@ from .options import (
     choice,
     parse_layers,
     refuse_idle,
+    refuse_local_revision,
     sglang_arguments,
 )
 
@@ -123,16 +125,20 @@ def extract(
         int, typer.Option("--max-failed", min=0, help="Stop when more samples than this have failed for good.")
     ] = 10,
     max_skipped_share: Annotated[
-        float, typer.Option("--max-skipped-share", min=0, max=1, help="Refuse prompts of which more must be skipped.")
+        float,
+        typer.Option("--max-skipped-share", min=0, max=1, help="Refuse prompts of which more must be skipped."),
     ] = 0.2,
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="Port of the server. Default: one that is free.")
     ] = None,
     start_timeout: Annotated[
-        float, typer.Option("--start-timeout", min=1, help="Seconds until the server must answer.")
+        float, typer.Option("--start-timeout", min=1, max=WEEK_S, help="Seconds until the server must answer.")
     ] = 1800.0,
     stall_timeout: Annotated[
-        float, typer.Option("--stall-timeout", min=1, help="Seconds without any answer or dump until a server hangs.")
+        float,
+        typer.Option(
+            "--stall-timeout", min=1, max=WEEK_S, help="Seconds without any answer or dump until a server hangs."
+        ),
     ] = 600.0,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="Starts again of our own server after it died or hung.")
@@ -172,6 +178,7 @@ def extract(
 
     if not dry_run:
         refuse_idle(context, ("rate",), without="without --dry-run")
+    refuse_local_revision(context, model)
     if pack is None and (shard_size, shuffle, shard_multiple, codec) != (None, None, None, None):
         raise typer.BadParameter(
             "--shard-size, --shuffle, --shard-multiple and --codec need --pack DATASET; "

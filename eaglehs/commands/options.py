@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from ..schemas.errors import UsageError
+
+WEEK_S = 604_800
+"""The longest wait that may be asked for: a longer one, or `inf`, is a slip."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -78,6 +82,16 @@ def refuse_idle(context: typer.Context, names: tuple[str, ...], *, without: str)
         if source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} has no effect {without}", mend="Leave it out, or give what it needs")
+
+
+def refuse_local_revision(context: typer.Context, model: str) -> None:
+    """Refuse --revision for a model in a local folder, which is what it is.
+
+    Raises:
+        UsageError: it is given.
+    """
+    if model and Path(model).expanduser().is_dir():
+        refuse_idle(context, ("revision",), without="on a model in a local folder")
 
 
 def sglang_arguments(context: typer.Context) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 from .. import console
 from ..schemas.progress import Silent
 from .options import (
+    WEEK_S,
     JsonFlag,
     LayerList,
     ModelName,
@@ -19,6 +20,7 @@ from .options import (
     TrustFlag,
     UntestedFlag,
     parse_layers,
+    refuse_local_revision,
     sglang_arguments,
 )
 
@@ -45,7 +47,8 @@ def serve(
     revision: ModelRevision = None,
     sglang_python: SglangPython = None,
     start_timeout: Annotated[
-        float, typer.Option("--start-timeout", min=1, help="Seconds from the start to the first generated token.")
+        float,
+        typer.Option("--start-timeout", min=1, max=WEEK_S, help="Seconds from the start to the first generated token."),
     ] = 1800.0,
     trust_remote_code: TrustFlag = False,
     allow_untested: UntestedFlag = False,
@@ -67,6 +70,7 @@ def serve(
 
     if json and not print_only:
         raise typer.BadParameter("--json goes with --print")
+    refuse_local_revision(context, model)
     options = ServeOptions(
         model=model,
         revision=revision,

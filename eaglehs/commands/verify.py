@@ -16,7 +16,7 @@ from ..schemas.progress import Progress
 from ..schemas.run import RUN_FILENAME
 from ..schemas.sizes import format_size
 from .numbers import show_numbers
-from .options import JsonFlag, ModelRevision, TrustFlag, refuse_idle
+from .options import JsonFlag, ModelRevision, TrustFlag, refuse_idle, refuse_local_revision
 
 if TYPE_CHECKING:
     from ..builder.faults import VerifyReport
@@ -73,6 +73,7 @@ def verify(
     if model is not None:
         from ..verify_model import ModelCheck
 
+        refuse_local_revision(context, model)
         check = ModelCheck(
             model=model,
             revision=revision,

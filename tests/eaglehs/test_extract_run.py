@@ -161,6 +161,7 @@ def test_a_run_of_other_inputs_is_refused_and_left_as_it_is(option, field, extra
         (("--concurrency", "4"), "--concurrency has no effect on the transformers engine"),
         (("--", "--tp-size", "2"), "SGLang's own arguments has no effect"),
         (("--deterministic",), "--deterministic has no effect on the transformers engine"),
+        (("--allow-untested",), "--allow-untested has no effect on the transformers engine"),
         (("--profile", "no-such"), "there is no profile 'no-such'"),
         (("--limit", "0"), "--limit"),
     ],
