@@ -210,11 +210,7 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
                     "DataLoader workers read this stream, and they read ahead of the loop",
                     mend="Give the number of samples that the loop has taken: state_dict(num_consumed=...)",
                 )
-            if not 0 <= own.position <= len(self):
-                raise UsageError(
-                    f"position {own.position} is not in an epoch of {counted(len(self), 'sample')}",
-                    mend="Count num_consumed from the last set_epoch, and call that before each pass",
-                )
+            self._check_position(own, mend="Count num_consumed from the last set_epoch, and call that before each pass")
         return codec.encode(own)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -223,12 +219,15 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
         Costs nothing that grows with the position; the number of workers may be another one.
 
         Raises:
-            UsageError: the state is of another dataset, seed, world size or remainder, or of another worker.
+            UsageError: the state is of another dataset, seed, world size or remainder, or of another worker; or it
+                points out of an epoch.
             RecordError: it is no state of a stream.
         """
         loaded = codec.decode(StreamState, state, where="the state of the stream")
         own = self._state()
         check_same_stream(loaded, own)
+        check_numbers(epoch=(loaded.epoch, 0), taken=(loaded.taken, 0))
+        self._check_position(loaded, mend="Give a state as state_dict returned it")
         if own.worker is None:
             self._cursor.set(loaded.epoch, loaded.position)
             self._pass = None
@@ -258,6 +257,12 @@ class HiddenStateStream(IterableDataset[DecodedSample]):
                 self._pass = replace(begun, taken=taken)
                 yield sample
                 del sample  # else its memory would be held while the next is waited for
+
+    def _check_position(self, state: StreamState, *, mend: str) -> None:
+        if not 0 <= state.position <= len(self):
+            raise UsageError(
+                f"position {state.position} is not in an epoch of {counted(len(self), 'sample')}", mend=mend
+            )
 
     def _check_batches(self, num_consumed: int) -> None:
         """Refuse a count of samples from workers that are not the next ones of the rank's order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -59,12 +60,14 @@ class Reading:
 
 
 def check_numbers(**numbers: tuple[int | None, int]) -> None:
-    """Refuse numbers below the least that they may be: name=(value, least).
+    """Refuse what is no whole number, or below the least that it may be: name=(value, least).
 
     Raises:
         UsageError: names the first.
     """
     for name, (value, least) in numbers.items():
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise UsageError(f"{name} is {value!r}, not a whole number", mend=f"Give {least} or more")
         if value is not None and value < least:
             raise UsageError(f"{name} is {value}", mend=f"Give {least} or more")
 
@@ -79,7 +82,8 @@ def choose_ranks(rank: int | None, world_size: int | None, remainder: str) -> Ra
         raise UsageError(f"rank is {rank} and world_size {world_size}", mend="Give both or none")
     if rank is None or world_size is None:
         rank, world_size = _world_around()
-    if not 0 <= rank < world_size:
+    check_numbers(rank=(rank, 0), world_size=(world_size, 1))
+    if rank >= world_size:
         raise UsageError(f"rank {rank} is not one of {world_size}, which are 0..{world_size - 1}")
     if remainder not in ("keep", "drop", "repeat"):
         raise UsageError(f"remainder is {remainder!r}", mend="Give 'keep', 'drop' or 'repeat'")

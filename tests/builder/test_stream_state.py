@@ -162,6 +162,22 @@ def test_another_epoch_begins_at_its_start_even_in_the_middle_of_a_pass(dataset:
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": 9}, "position 9 is not in an epoch of 8 samples"),
+        ({"position": -1}, "position -1 is not in an epoch"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"taken": -1}, "taken is -1"),
+    ],
+)
+def test_a_state_that_points_out_of_an_epoch_is_refused(dataset: SyntheticDataset, change: dict, message: str):
+    """It was an epoch without a sample, in silence."""
+    samples = stream(dataset.root)
+    with pytest.raises(UsageError, match=message):
+        samples.load_state_dict({**samples.state_dict(), **change})
+
+
 def test_a_count_is_asked_for_where_workers_read_ahead(dataset: SyntheticDataset):
     samples = stream(dataset.root, batch_size=1)
     next(iter(load(samples, 1)))
