@@ -205,6 +205,10 @@ def pack_shards(work: Work, *, workers: int) -> PackSummary:
             return _summary(folder, plan, _Outcome(manifest, shards, num_reused, is_unchanged=True))
     for warning in plan_warnings(plan):
         progress.note(f"warning: {warning}")
+    if folder.manifest.exists():
+        progress.note(
+            f"{folder.root} holds this run packed otherwise; it is replaced: {counted(len(todo), 'shard')} to do"
+        )
     work.maker.prepare(claim, todo)
     shards |= _make_shards(work, todo, workers)
     ordered = {job.shard.name: shards[job.shard.name] for job in jobs}

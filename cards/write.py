@@ -41,6 +41,13 @@ def write_card(dataset: Path, terms: CardTerms | None = None) -> Path:
     return folder.card
 
 
+def is_report_stale(dataset: Path) -> bool:
+    """Tell whether a report lies in the dataset that was made of other shards than are there now."""
+    folder = DatasetFolder(dataset)
+    found = _read_if_good(DatasetStatistics, PlotsFolder(folder.root / "plots").statistics)
+    return found is not None and found.shards_sha256 != shards_fingerprint(read_record(Manifest, folder.manifest))
+
+
 def is_as_written(dataset: Path) -> bool:
     """Tell whether the card is what `write_card` would write now: nobody has changed its text by hand."""
     folder = DatasetFolder(dataset)

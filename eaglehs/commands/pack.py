@@ -64,7 +64,7 @@ def pack(
     from ..builder.pack import PackSettings, pack_run
     from ..builder.run_reader import read_run_record
     from ..builder.worker_count import worker_count
-    from ..cards.write import write_card
+    from ..cards.write import is_report_stale, write_card
     from ..schemas.states import Codec
 
     settings = PackSettings(
@@ -79,6 +79,8 @@ def pack(
     with console.progress("pack", total_samples=facts.num_prompts, total_tokens=facts.num_tokens) as progress:
         summary = pack_run(run, out, settings, progress)
     card = write_card(out)
+    if is_report_stale(out):
+        console.say(f"warning: {out / 'plots'} is of the shards before; make it anew: eaglehs report {out}")
     console.print_json(summary) if json else _show(summary, card)
     if summary.set_aside:
         raise typer.Exit(1)

@@ -43,6 +43,18 @@ def test_json_is_one_document_with_the_same_numbers(tmp_path: Path, run: Synthet
     assert (report["faults"], report["num_samples"]) == ([], 6)
 
 
+def test_a_dataset_that_is_replaced_is_told_and_so_is_a_report_of_the_old_shards(tmp_path: Path, run: SyntheticRun):
+    assert "replaced" not in eaglehs(tmp_path, "pack", "--shard-size", "20kB").stderr
+    assert eaglehs(tmp_path, "report", "dataset").returncode == 0
+    again = eaglehs(tmp_path, "pack", "--shard-size", "20kB").stderr
+    assert "replaced" not in again
+    assert "warning" not in again
+    other = eaglehs(tmp_path, "pack", "--shard-size", "40kB")
+    assert other.returncode == 0
+    assert "dataset holds this run packed otherwise; it is replaced: " in other.stderr
+    assert "warning: dataset/plots is of the shards before; make it anew: eaglehs report dataset\n" in other.stderr
+
+
 def test_with_a_codec_the_same_commands_go_on(tmp_path: Path, run: SyntheticRun):
     assert eaglehs(tmp_path, "pack", "--codec", "planes-zstd").returncode == 0
     verified = eaglehs(tmp_path, "verify")
