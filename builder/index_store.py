@@ -118,6 +118,7 @@ def read_index(path: Path) -> Iterator[IndexRow]:
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
+                _check_filled(batch, path)
                 for row in batch.to_pylist():
                     yield _row(row, arrays, path)
     except (pa.ArrowException, OSError) as fault:
@@ -141,6 +142,15 @@ def _damaged(path: Path, fault: Exception) -> RecordError:
     if isinstance(fault, PermissionError):
         return RecordError("can't be read: Permission denied", where=str(path), mend="Look at its rights: ls -l")
     return RecordError(f"can't be read: {str(fault)[:200]}", where=str(path), why="It was cut or damaged")
+
+
+def _check_filled(batch: pa.RecordBatch, path: Path) -> None:
+    """Refuse what an index written by another program may hold: a cell of nothing."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            raise RecordError(
+                f"column {name} has a null", where=str(path), why="No pack writes one", mend="Copy the dataset again"
+            )
 
 
 def _arrays(path: Path, schema: pa.Schema, *, is_coded: bool) -> tuple[str, ...]:

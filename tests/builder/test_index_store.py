@@ -32,6 +32,17 @@ def row(number: int, offset: int = 64) -> IndexRow:
     )
 
 
+@pytest.mark.parametrize("name", ["key", "num_tokens", "final.offset"])
+def test_a_null_is_refused_by_its_column(tmp_path: Path, name: str):
+    table = pq.read_table(write(tmp_path / "a.parquet", [row(0), row(1)]))
+    place = table.schema.get_field_index(name)
+    nulls = pa.nulls(len(table), table.schema.field(place).type)
+    loose = pa.schema([field.with_nullable(True) for field in table.schema], metadata=table.schema.metadata)
+    pq.write_table(table.cast(loose).set_column(place, loose.field(place), nulls), tmp_path / "b.parquet")
+    with pytest.raises(RecordError, match=f"column {name} has a null"):
+        list(read_index(tmp_path / "b.parquet"))
+
+
 def write(path: Path, rows: list[IndexRow], pieces: int = 1) -> Path:
     schema = index_schema(LAYERS)
     step = -(-len(rows) // pieces) or 1
