@@ -66,10 +66,14 @@ def check_numbers(**numbers: tuple[int | None, int]) -> None:
         UsageError: names the first.
     """
     for name, (value, least) in numbers.items():
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+        if value is not None and not _is_whole(value):
             raise UsageError(f"{name} is {value!r}, not a whole number", mend=f"Give {least} or more")
         if value is not None and value < least:
             raise UsageError(f"{name} is {value}", mend=f"Give {least} or more")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def choose_ranks(rank: int | None, world_size: int | None, remainder: str) -> Ranks:

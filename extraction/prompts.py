@@ -58,7 +58,7 @@ class NoPromptsError(DataError):
 def _unusable(num_rows: int, source: str) -> str:
     if num_rows == 1:
         return f"the only row of {source} can't be used"
-    return f"none of the {num_rows:,} rows of {source} can be used"
+    return f"none of the {counted(num_rows, 'row')} of {source} can be used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
