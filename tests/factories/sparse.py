@@ -10,6 +10,7 @@ from eaglehs.cards.write import write_card
 from eaglehs.schemas.codec import write_record
 from eaglehs.schemas.index import ArrayPlace, IndexRow
 from eaglehs.schemas.manifest import DatasetFolder, ShardEntry, Totals
+from eaglehs.schemas.published import published_manifest
 from eaglehs.schemas.sample import SampleMeta
 
 from tests.factories.manifests import make_manifest
@@ -48,7 +49,8 @@ def make_sparse_dataset(root: Path, *, num_samples: int, num_tokens: int, shard_
         size_bytes=sum(entry.size_bytes for entry in entries),
     )
     model = replace(make_manifest().model, hidden_size=HIDDEN_SIZE)
-    write_record(folder.manifest, make_manifest(shards=tuple(entries), totals=totals, model=model))
+    manifest = make_manifest(shards=tuple(entries), totals=totals, model=model)
+    write_record(folder.manifest, published_manifest(manifest))
     write_card(root)
     return folder
 
