@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 ENTRY = (sys.executable, "-c", "from eaglehs.__main__ import main; main()")
 STARTED = "started"
@@ -32,6 +33,9 @@ def hold(store, entry):
 RunStore.append = hold
 """
 """In the process of `extract`: a ledger of no more lines than these, so that it can't end before a test comes to it."""
+
+NOTHING_TYPED = SimpleNamespace(get_parameter_source=lambda name: None)
+"""The context of a command that a test calls as the function that it is."""
 
 PLAIN = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
 

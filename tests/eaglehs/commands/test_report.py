@@ -14,6 +14,7 @@ from eaglehs.cards.write import write_card
 from eaglehs.schemas.errors import MissingPackageError
 
 from eaglehs.commands.report import report
+from tests.eaglehs.cli import NOTHING_TYPED
 from tests.factories.datasets import SyntheticDataset, make_dataset
 from tests.factories.tokenizers import fast_tokenizer, save_model_folder
 
@@ -32,7 +33,7 @@ def dataset(tmp_path: Path) -> SyntheticDataset:
 def test_the_page_is_the_one_line_on_stdout_and_the_dataset_stays_good(
     dataset: SyntheticDataset, capsys: pytest.CaptureFixture[str]
 ):
-    report(dataset.root)
+    report(NOTHING_TYPED, dataset.root)
     page = dataset.root / "plots" / "report.html"
     assert capsys.readouterr().out == f"{page}\n"
     assert page.is_file()
@@ -43,7 +44,7 @@ def test_the_page_is_the_one_line_on_stdout_and_the_dataset_stays_good(
 def test_json_has_the_figures_and_the_files(
     dataset: SyntheticDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    report(dataset.root, out=tmp_path / "elsewhere", samples=2, json=True)
+    report(NOTHING_TYPED, dataset.root, out=tmp_path / "elsewhere", samples=2, json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["page"] == str(tmp_path / "elsewhere" / "report.html")
     assert (found["statistics"]["num_samples"], found["statistics"]["num_measured"]) == (3, 2)
@@ -57,12 +58,12 @@ def test_a_missing_matplotlib_is_told_before_anything_is_read(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     dataset.shards[0].unlink()
     with pytest.raises(MissingPackageError, match="plots"):
-        report(dataset.root)
+        report(NOTHING_TYPED, dataset.root)
 
 
 def test_a_tokenizer_turns_ids_into_text(dataset: SyntheticDataset, tmp_path: Path):
     tokenizer = fast_tokenizer()
-    report(dataset.root, tokenizer=str(save_model_folder(tmp_path / "model", tokenizer)))
+    report(NOTHING_TYPED, dataset.root, tokenizer=str(save_model_folder(tmp_path / "model", tokenizer)))
     page = (dataset.root / "plots" / "report.html").read_text(encoding="utf-8")
     assert 'class="tokens"' in page
     assert "give --tokenizer" not in page
@@ -85,7 +86,7 @@ def browse(page: str, profile: Path, *flags: str) -> str:
 
 @needs_chromium
 def test_a_browser_colours_tokens_by_the_norm_that_the_address_names(dataset: SyntheticDataset, tmp_path: Path):
-    report(dataset.root)
+    report(NOTHING_TYPED, dataset.root)
     address = (dataset.root / "plots" / "report.html").as_uri()
     plain = browse(address, tmp_path / "p1", "--dump-dom")
     assert "background: rgba" not in plain
@@ -100,7 +101,7 @@ def test_a_browser_shows_the_page_dark_or_light_as_its_reader_wants(
     dataset: SyntheticDataset, tmp_path: Path, scheme: int, is_dark: bool
 ):
     image = pytest.importorskip("PIL.Image", reason="Pillow reads the screenshot")
-    report(dataset.root)
+    report(NOTHING_TYPED, dataset.root)
     shot = tmp_path / "shot.png"
     address = (dataset.root / "plots" / "report.html").as_uri()
     browse(address, tmp_path / "p", f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}")
