@@ -163,14 +163,14 @@ def _whole_numbers(values: object, name: str, where: str) -> NDArray[np.int64]:
         raise RowError(where, f"{name} is {type_name(values)}, no list")
     if len(values) == 0:
         return np.zeros(0, np.int64)
-    for i, value in enumerate(values):
-        if isinstance(value, int) and value.bit_length() > 63:
-            raise RowError(where, f"{name}[{i}] is a number of {value.bit_length()} bits, too large for a token id")
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
         array = np.zeros(0, object)
     if array.ndim != 1 or array.dtype.kind not in "iub" or (array.dtype.kind == "u" and array.dtype.itemsize == 8):
+        for i, value in enumerate(values):
+            if isinstance(value, int) and value.bit_length() > 63:
+                raise RowError(where, f"{name}[{i}] is a number of {value.bit_length()} bits, too large for a token id")
         raise RowError(where, f"{name} is not a flat list of whole numbers", mend="Write it as [1, 2, 3]")
     return array.astype(np.int64)
 
